@@ -1,0 +1,167 @@
+"""Reading the YAML documents that people write, strictly.
+
+Promises: a document is read once into a frozen model; every fault of it is reported together, each with its key path;
+an unknown key is refused with the nearest known one; a duplicate key, an anchor bomb or a file over 4 MiB is refused.
+Does not know any document in particular: `spec`, `server` and `image_spec` do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import pydantic
+import yaml
+
+from runner.errors import Fault, Refusal
+
+LIMIT_BYTES = 4 << 20
+
+Sha256 = Annotated[str, pydantic.StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+GitObject = Annotated[str, pydantic.StringConstraints(pattern=r"^[0-9a-f]{40}$")]
+Name = Annotated[str, pydantic.StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+
+
+def _inside(path: str) -> str:
+    parts = path.split("/")
+    if not path or path.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\0" in path:
+        raise ValueError("a path inside the bundle is relative, without empty, '.' or '..' parts")
+    return path
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/") or any(part in (".", "..") for part in path.split("/")) or "\0" in path:
+        raise ValueError("a path on a server is absolute, without '.' or '..' parts")
+    return path.rstrip("/") or "/"
+
+
+InsidePath = Annotated[str, pydantic.AfterValidator(_inside)]
+AbsolutePath = Annotated[str, pydantic.AfterValidator(_absolute)]
+
+
+class Document(pydantic.BaseModel):
+    """Base of every document and of its parts: frozen, strict, no unknown keys."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+D = TypeVar("D", bound=Document)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses duplicate keys and aliases (no document of ours needs them)."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.constructor.ConstructorError(None, None, "aliases are not allowed here", event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not text", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 reads 2e-5 as text; every trainer's config means the number.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def load(model: type[D], path: Path) -> D:
+    """Read the document at `path` as `model`.
+
+    Raises `Refusal` with every fault: unreadable file, YAML error with line, and each field that is missing, unknown
+    or of the wrong type, by key path.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(LIMIT_BYTES + 1)
+    except OSError as error:
+        raise Refusal(
+            Fault("document cannot be read", str(path), "a readable file", str(error), "give the path of the document")
+        ) from error
+    if len(raw) > LIMIT_BYTES:
+        raise Refusal(
+            Fault("document too large", str(path), f"at most {LIMIT_BYTES} bytes", "more", "is this the right file?")
+        )
+    return parse(model, raw, str(path))
+
+
+def parse(model: type[D], raw: bytes, where: str) -> D:
+    """Read `raw` as a `model`; `where` names the file in faults. Raises `Refusal` as `load` does."""
+    try:
+        value = yaml.load(raw.decode("utf-8"), Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise Refusal(
+            Fault("document is not YAML", where, "UTF-8 YAML", " ".join(str(error).split()), "mend the named line")
+        ) from error
+    try:
+        return model.model_validate_json(_as_json(value), strict=True)
+    except pydantic.ValidationError as error:
+        faults = [_fault(model, where, entry) for entry in error.errors(include_url=False)]
+        raise Refusal(*faults) from None
+
+
+def _as_json(value: object) -> bytes:
+    import json
+
+    try:
+        return json.dumps(value, default=str).encode()
+    except (TypeError, ValueError, RecursionError):
+        return b"null"
+
+
+def _fault(model: type[Document], where: str, entry: Any) -> Fault:
+    location = tuple(part for part in entry["loc"])
+    path = _key_path(location)
+    found = repr(entry.get("input"))
+    found = found if len(found) <= 120 else found[:117] + "..."
+    match entry["type"]:
+        case "extra_forbidden":
+            near = difflib.get_close_matches(str(location[-1]), _known_keys(model, location[:-1]), n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "remove it, or see the JSON schema under docs/reference/"
+            return Fault("unknown key", f"{where}: {path}", "a key of this document", f"'{location[-1]}'", hint)
+        case "missing":
+            return Fault("missing key", f"{where}: {path}", "a value", "nothing", f"add '{location[-1]}'")
+        case _:
+            message = str(entry["msg"]).removeprefix("Value error, ")
+            return Fault("wrong value", f"{where}: {path}", message, found, "see the JSON schema under docs/reference/")
+
+
+def _key_path(location: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
+    return text or "(the whole document)"
+
+
+def _known_keys(model: type[Document], location: tuple[int | str, ...]) -> list[str]:
+    """Every key that could stand beside the unknown one: those of each model reachable along `location`."""
+    models: list[type[pydantic.BaseModel]] = [model]
+    for part in location:
+        models = [inner for outer in models for inner in _models_of(outer, part)] or models
+    return sorted({field.alias or name for found in models for name, field in found.model_fields.items()})
+
+
+def _models_of(model: type[pydantic.BaseModel], part: int | str) -> list[type[pydantic.BaseModel]]:
+    field = next((field for name, field in model.model_fields.items() if part in (name, field.alias)), None)
+    if field is None:
+        return []
+    found: list[type[pydantic.BaseModel]] = []
+    pending: list[Any] = [field.annotation]
+    while pending:
+        kind = pending.pop()
+        if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
+            found.append(kind)
+        pending.extend(getattr(kind, "__args__", ()))
+    return found

@@ -1,0 +1,100 @@
+"""The one module that starts host processes.
+
+Promises: no shell, arguments as a list, the environment named in full by the caller or inherited on purpose, output
+captured or streamed line by line; a missing program or a failure is a `Refusal` that shows the end of the output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from runner.errors import ExitCode, Fault, Refusal
+
+_TAIL_LINES = 25
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A process that has ended: its exit status and everything that it printed (stdout and stderr together)."""
+
+    status: int
+    output: str
+
+
+def run(
+    command: Sequence[str | os.PathLike[str]],
+    *,
+    fix: str,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    on_line: Callable[[str], None] | None = None,
+    check: bool = True,
+    timeout_s: float | None = None,
+) -> Finished:
+    """Run `command` to its end and return it.
+
+    `env` replaces the environment; None inherits it. `on_line` sees every line as it comes. With `check`, a status
+    other than 0 raises `Refusal` whose fault carries the last lines of the output and `fix`. `timeout_s` bounds a
+    process that is not followed by `on_line`.
+    """
+    words = [os.fspath(word) for word in command]
+    try:
+        process = subprocess.Popen(
+            words,
+            cwd=cwd,
+            env=None if env is None else dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="backslashreplace",
+        )
+    except OSError as error:
+        raise Refusal(
+            Fault("program does not start", words[0], "an executable program", str(error), fix), exit_code=ExitCode.FAILED
+        ) from error
+    with process:
+        if on_line is None:
+            output = _collect(process, words, timeout_s, fix)
+        else:
+            lines = []
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line)
+                on_line(line.rstrip("\n"))
+            output = "".join(lines)
+    finished = Finished(process.returncode, output)
+    if check and finished.status != 0:
+        raise Refusal(
+            Fault(
+                "command failed",
+                " ".join(words[:6]) + (" ..." if len(words) > 6 else ""),
+                "exit status 0",
+                f"exit status {finished.status}\n" + tail(output),
+                fix,
+            ),
+            exit_code=ExitCode.FAILED,
+        )
+    return finished
+
+
+def _collect(process: subprocess.Popen[str], words: list[str], timeout_s: float | None, fix: str) -> str:
+    try:
+        return process.communicate(timeout=timeout_s)[0]
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        process.communicate()
+        raise Refusal(
+            Fault("command hangs", words[0], f"an end within {timeout_s:g} s", "still running; it was killed", fix),
+            exit_code=ExitCode.FAILED,
+        ) from error
+
+
+def tail(output: str, lines: int = _TAIL_LINES) -> str:
+    """Return the last `lines` lines of `output`, indented as part of a fault."""
+    return "\n".join("      | " + line for line in output.rstrip("\n").split("\n")[-lines:])
