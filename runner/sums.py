@@ -1,0 +1,91 @@
+"""SHA256SUMS: reading and writing the list of every file of a bundle.
+
+Promises: what `render` writes passes `sha256sum -c --strict`; `parse` takes the GNU grammar and decides each odd form
+once (docs/reference/bundle-format.md, rules B3 to B8); names are kept byte for byte (surrogateescape). No I/O here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+from runner.errors import Fault, Refusal
+
+LIST_NAME = "SHA256SUMS"
+_LINE = re.compile(rb"(\\?)([0-9a-f]{64}) [ *](.+)\Z", re.DOTALL)
+_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
+_UNESCAPE = re.compile(rb"\\(.?)", re.DOTALL)
+_FETCH_AGAIN = "fetch the bundle again, list and all, from where it was packed"
+
+
+def render(digests: Mapping[str, str]) -> bytes:
+    """Return the list of `digests` (relative path -> SHA-256 in hex), sorted by the bytes of the paths."""
+    lines = []
+    for name in sorted(digests, key=os.fsencode):
+        escaped = "".join(_ESCAPES.get(char, char) for char in name)
+        mark = "\\" if escaped != name else ""
+        lines.append(mark.encode() + digests[name].encode() + b"  " + os.fsencode(escaped) + b"\n")
+    return b"".join(lines)
+
+
+def parse(raw: bytes, where: str) -> dict[str, str]:
+    """Return path -> SHA-256 in hex of the list `raw`; `where` names it in faults.
+
+    Raises `Refusal` with every fault: empty list, byte-order mark, CRLF, a cut last line, a line that is not of the
+    grammar, an unsafe or repeated name.
+    """
+    if not raw:
+        raise Refusal(Fault("empty list", where, "a line for every file", "0 bytes", _FETCH_AGAIN))
+    if raw.startswith(b"\xef\xbb\xbf"):
+        raise Refusal(Fault("byte-order mark", where, "a digest first", "EF BB BF", "save the list without one"))
+    faults: list[Fault] = []
+    if not raw.endswith(b"\n"):
+        faults.append(Fault("list is cut off", where, "a line feed at its end", repr(raw[-20:]), _FETCH_AGAIN))
+    digests: dict[str, str] = {}
+    for number, line in enumerate(raw.removesuffix(b"\n").split(b"\n"), 1):
+        place = f"{where}:{number}"
+        match = _LINE.match(line)
+        if match is None or line.endswith(b"\r"):
+            shown = line[:80].decode("utf-8", "surrogateescape")
+            fix = "convert its line ends to LF" if line.endswith(b"\r") else _FETCH_AGAIN
+            faults.append(Fault("not a line of the list", place, "64 hex digits, two spaces, a path", shown or "nothing", fix))
+            continue
+        name = os.fsdecode(match[3] if not match[1] else _unescaped(match[3], place, faults))
+        if reason := unsafe_reason(name):
+            faults.append(Fault("unsafe", place, "a relative path inside the bundle", f"{name} ({reason})", _FETCH_AGAIN))
+        elif name in digests:
+            faults.append(Fault("listed twice", place, "every path once", name, _FETCH_AGAIN))
+        else:
+            digests[name] = match[2].decode()
+    if faults:
+        raise Refusal(*faults)
+    return digests
+
+
+def unsafe_reason(name: str) -> str | None:
+    """Return why `name` may not name a file of a bundle, or None if it may."""
+    if name.startswith("/"):
+        return "absolute"
+    if "\0" in name:
+        return "holds a NUL byte"
+    parts = name.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        return "has an empty, '.' or '..' part"
+    if name == LIST_NAME:
+        return "the list cannot list itself"
+    if any(len(os.fsencode(part)) > 255 for part in parts):
+        return "has a part over 255 bytes"
+    return None
+
+
+def _unescaped(raw: bytes, place: str, faults: list[Fault]) -> bytes:
+    def one(match: re.Match[bytes]) -> bytes:
+        try:
+            return {b"\\": b"\\", b"n": b"\n", b"r": b"\r"}[match[1]]
+        except KeyError:
+            shown = match[0].decode("utf-8", "backslashreplace")
+            faults.append(Fault("unknown escape", place, "\\\\, \\n or \\r", shown, _FETCH_AGAIN))
+            return match[0]
+
+    return _UNESCAPE.sub(one, raw)
