@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from runner import archive, documents, lineage, manifest, sums
 from runner.errors import Fault, Refusal, refuse_if
@@ -27,6 +28,7 @@ _FETCH_AGAIN = "fetch this file again from where the bundle was packed"
 _PROOF = object()
 
 Progress = Callable[[int], None]
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +137,7 @@ def _meaning(bundle: Bundle, hashed: Mapping[str, Hashed]) -> VerifiedBundle:
     )
 
 
-def _gather[T](faults: list[Fault], step: Callable[[], T]) -> T | None:
+def _gather(faults: list[Fault], step: Callable[[], T]) -> T | None:
     try:
         return step()
     except Refusal as refusal:
