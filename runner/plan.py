@@ -1,0 +1,218 @@
+"""The launch plan: everything about the container that will train, decided before it exists.
+
+Promises: `plan_launch` is a pure function (no I/O, no clock, no environment); the same inputs give the same plan, and
+both doors (`ferry resume` and compose) start exactly it. Least authority: the caller's uid, no network, a read-only
+root, no capabilities, no new privileges; only the run's own output is writable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from runner.image import ReadyImage
+from runner.inside.digests import sha256_bytes
+from runner.inside.launch import Launch
+from runner.rebase import RebasedInputs
+
+# Container paths. The folder of the control files is mounted read-only; output, segments and lease are the run's own.
+CONTAINER_ROOT = PurePosixPath("/ferry")
+_TMP_BYTES = 8 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Mount:
+    """One bind mount: host path, path as seen inside, and whether the container may write."""
+
+    source: Path
+    target: str
+    read_only: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class HostFacts:
+    """What the plan must know of the host and of the caller."""
+
+    uid: int
+    gid: int
+    memory_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPaths:
+    """Where the parts of a run folder lie, as the engine shows them to the run: inside a container, or on the host."""
+
+    bundle: str
+    code: str
+    output: str
+    control: str
+    segments: str
+    lease: str
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchPlan:
+    """What an engine starts. Sizes in bytes, times in seconds; `command` is the whole argv after the image's entry point.
+
+    `links` (venv engine only) are symbolic links that stand in for mounts: link path -> target.
+    """
+
+    name: str
+    image: ReadyImage
+    launch: Launch
+    command: tuple[str, ...]
+    mounts: tuple[Mount, ...]
+    links: Mapping[str, str]
+    environment: Mapping[str, str]
+    user: str
+    gpus: tuple[str, ...]
+    memory_bytes: int
+    shm_bytes: int
+    tmp_bytes: int
+    stop_grace_s: int
+    labels: Mapping[str, str]
+
+
+def container_name(run: str, folder: Path) -> str:
+    """Return the one name that a run's container has on this host: a second one cannot exist beside it."""
+    return f"ferry-{run}-{sha256_bytes(str(folder).encode('utf-8', 'surrogateescape'))[:12]}"
+
+
+def plan_launch(inputs: RebasedInputs, image: ReadyImage, folder: Path, host: HostFacts) -> LaunchPlan:
+    """Return the plan for training `inputs` with `image` in the run folder `folder` (absolute)."""
+    docker = inputs.server.engine == "docker"
+    paths = _container_paths() if docker else _host_paths(inputs, folder)
+    spec = inputs.bundle.spec
+    launch = _launch(inputs, image, paths)
+    mounts = _mounts(inputs, folder, paths) if docker else ()
+    links = {} if docker else _links(inputs, paths)
+    return LaunchPlan(
+        name=container_name(spec.name, folder),
+        image=image,
+        launch=launch,
+        command=(f"{paths.control}/launch.json",),
+        mounts=mounts,
+        links=links,
+        environment=_environment(inputs, paths, str(folder / "scratch")),
+        user=f"{host.uid}:{host.gid}",
+        gpus=inputs.server.gpus.ids if inputs.server.gpus else (),
+        memory_bytes=int(host.memory_bytes * inputs.server.memory_guard),
+        shm_bytes=inputs.server.shm_bytes,
+        tmp_bytes=_TMP_BYTES,
+        stop_grace_s=inputs.server.stop_grace_s,
+        labels={"ferry.run": spec.name, "ferry.bundle": inputs.bundle.root, "ferry.code": spec.code.tree},
+    )
+
+
+def _container_paths() -> RunPaths:
+    root = str(CONTAINER_ROOT)
+    return RunPaths(f"{root}/bundle", f"{root}/code", f"{root}/run", f"{root}/control", f"{root}/segments", f"{root}/lease")
+
+
+def _host_paths(inputs: RebasedInputs, folder: Path) -> RunPaths:
+    run = str(folder)
+    return RunPaths(
+        str(inputs.bundle.path), f"{run}/code", f"{run}/output", f"{run}/control", f"{run}/segments", f"{run}/lease"
+    )
+
+
+def _launch(inputs: RebasedInputs, image: ReadyImage, paths: RunPaths) -> Launch:
+    bundle = inputs.bundle
+    spec = bundle.spec
+    places = {"{bundle}": paths.bundle, "{code}": paths.code, "{output}": paths.output}
+    checkpoint = bundle.checkpoint
+    return Launch(
+        run=spec.name,
+        server=inputs.server.name,
+        engine=inputs.server.engine,
+        segments_before=len(bundle.lineage),
+        image=spec.image.digest,
+        lock=spec.image.lock,
+        lock_file=image.lock_file,
+        site_packages=image.site_packages,
+        code=paths.code,
+        code_tree=spec.code.tree,
+        code_archive=spec.code.sha256,
+        bundle=paths.bundle,
+        bundle_root=bundle.root,
+        verified=f"{paths.control}/verified.json",
+        output=paths.output,
+        segments=paths.segments,
+        lease=paths.lease,
+        seal=f"{paths.control}/SEALED.json",
+        request=spec.outputs.request,
+        outcome=spec.outputs.outcome,
+        world=spec.world.ranks,
+        updates=spec.updates,
+        checkpoint=checkpoint.name if checkpoint else "fresh",
+        inventory=f"sha256:{checkpoint.inventory}" if checkpoint else "fresh",
+        contract=f"sha256:{checkpoint.contract}" if checkpoint else "fresh",
+        torchrun=_torchrun(spec.world.ranks, spec.launch.module),
+        args=[_placed(word, places) for word in spec.launch.args],
+        resume_args=[_placed(word, places) for word in spec.launch.resume_args],
+    )
+
+
+def _torchrun(ranks: int, module: str) -> list[str]:
+    # --local-addr: without a network a host's name need not resolve, and torchrun would ask for it.
+    return [
+        "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", f"--nproc-per-node={ranks}",
+        "--max-restarts=0", "--log-dir", "{logs}", "--redirects", "3", "--tee", "3", "-m", module,
+    ]  # fmt: skip
+
+
+def _placed(word: str, places: Mapping[str, str]) -> str:
+    for name, path in places.items():
+        word = word.replace(name, path)
+    return word
+
+
+def _mounts(inputs: RebasedInputs, folder: Path, paths: RunPaths) -> tuple[Mount, ...]:
+    """Parents before children: the bundle's checkpoint lies, read-only, inside the writable output folder."""
+    bundle = inputs.bundle
+    mounts = [
+        Mount(bundle.path, paths.bundle, True),
+        Mount(folder / "code", paths.code, True),
+        Mount(folder / "control", paths.control, True),
+        Mount(folder / "segments", paths.segments, False),
+        Mount(folder / "lease", paths.lease, False),
+        Mount(folder / "output", paths.output, False),
+    ]
+    if bundle.checkpoint is not None:
+        mounts.append(Mount(bundle.checkpoint.path, f"{paths.output}/{bundle.checkpoint.name}", True))
+    mounts += [Mount(asset.host, asset.origin, True) for asset in inputs.assets]
+    return tuple(mounts)
+
+
+def _links(inputs: RebasedInputs, paths: RunPaths) -> dict[str, str]:
+    links = {asset.origin: str(asset.host) for asset in inputs.assets if asset.origin != str(asset.host)}
+    if inputs.bundle.checkpoint is not None:
+        links[f"{paths.output}/{inputs.bundle.checkpoint.name}"] = str(inputs.bundle.checkpoint.path)
+    return links
+
+
+def _environment(inputs: RebasedInputs, paths: RunPaths, scratch: str) -> dict[str, str]:
+    """Everything the run sees of an environment; nothing of the caller's own gets in. The run spec's entries win."""
+    tmp = "/tmp" if inputs.server.engine == "docker" else scratch  # noqa: S108 - the container's own tmpfs
+    environment = {
+        "HOME": f"{tmp}/home",
+        "USER": "ferry",
+        "LOGNAME": "ferry",
+        "LANG": "C.UTF-8",
+        "TMPDIR": tmp,
+        "PYTHONPATH": paths.code,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        "HF_HOME": f"{tmp}/huggingface",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_EXTENSIONS_DIR": f"{tmp}/torch-extensions",
+        "TORCHINDUCTOR_CACHE_DIR": f"{tmp}/inductor",
+        "TRITON_CACHE_DIR": f"{tmp}/triton",
+        # The only interface of a container without a network.
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    return environment | dict(inputs.bundle.spec.launch.env)
