@@ -1,0 +1,134 @@
+"""The Docker engine, through docker-py: the one module that talks to it.
+
+Promises: the container is exactly the launch plan's; it is never removed before its state was read, and never pulled
+or replaced in silence; a missing engine is a `Refusal` with the remedy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import docker
+import docker.errors
+import docker.types
+import requests.exceptions
+
+from runner.compose import tmpfs_options
+from runner.engine import Lines, Phase, State
+from runner.errors import ExitCode, Fault, Refusal
+from runner.plan import LaunchPlan
+
+_START_ENGINE = "start the engine (`just engine` does it as root on Debian), and see that this user may use it"
+
+
+def connect() -> docker.DockerClient:
+    """Return a client of the engine that the environment names. Raises `Refusal` if none answers."""
+    try:
+        client = docker.from_env(timeout=120)
+        client.ping()
+    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        fault = Fault("no Docker engine", "the engine's socket", "an engine that answers", str(error), _START_ENGINE)
+        raise Refusal(fault, exit_code=ExitCode.FAILED) from error
+    return client
+
+
+class DockerEngine:
+    """`engine.Engine` for Docker."""
+
+    def __init__(self, client: docker.DockerClient) -> None:
+        self._client = client
+
+    def prepare(self, plan: LaunchPlan) -> None:
+        """Nothing: the image was checked when the plan was made, and mounts are the engine's own work."""
+
+    def start(self, plan: LaunchPlan) -> None:
+        """Create and start the container of `plan`; one that has ended under its name is removed first."""
+        state = self.inspect(plan.name)
+        if state.phase is Phase.RUNNING:
+            fix = "follow it with `ferry status`, or end it with `ferry stop`"
+            fault = Fault("the run is running", plan.name, "no container of this name", "a running one", fix)
+            raise Refusal(fault, exit_code=ExitCode.LEASE_HELD)
+        if state.phase is Phase.ENDED:
+            self.remove(plan.name)
+        with _as_refusal(plan.name):
+            container = self._client.containers.create(plan.image.reference, **create_arguments(plan))
+            container.start()
+
+    def follow(self, name: str, on_line: Callable[[str], None]) -> State:
+        """Follow the container's output from its beginning."""
+        lines = Lines(on_line)
+        with _as_refusal(name):
+            container = self._client.containers.get(name)
+            for chunk in container.logs(stream=True, follow=True):
+                lines.feed(chunk)
+            lines.close()
+            container.wait()
+        return self.inspect(name)
+
+    def signal(self, name: str, signal: str) -> None:
+        """Send `signal` to the container's first process, which hands it on."""
+        if self.inspect(name).phase is Phase.RUNNING:
+            with _as_refusal(name):
+                self._client.containers.get(name).kill(signal)
+
+    def inspect(self, name: str) -> State:
+        """Ask the engine for the container's state."""
+        with _as_refusal(name):
+            try:
+                state = self._client.containers.get(name).attrs["State"]
+            except docker.errors.NotFound:
+                return State(Phase.ABSENT)
+        if state["Status"] in ("running", "restarting", "paused", "removing"):
+            return State(Phase.RUNNING)
+        if state["Status"] == "created":
+            return State(Phase.ENDED)
+        return State(Phase.ENDED, state["ExitCode"], bool(state.get("OOMKilled")))
+
+    def remove(self, name: str) -> None:
+        """Remove the container if it has ended."""
+        with _as_refusal(name), contextlib.suppress(docker.errors.NotFound):
+            self._client.containers.get(name).remove(v=True)
+
+
+def create_arguments(plan: LaunchPlan) -> dict[str, Any]:
+    """Return what docker-py's `containers.create` takes for `plan`, beside the image."""
+    arguments: dict[str, Any] = {
+        "name": plan.name,
+        "command": list(plan.command),
+        "user": plan.user,
+        "environment": dict(plan.environment),
+        "labels": dict(plan.labels),
+        "mounts": [
+            docker.types.Mount(mount.target, str(mount.source), type="bind", read_only=mount.read_only)
+            for mount in plan.mounts
+        ],
+        "tmpfs": {"/tmp": tmpfs_options(plan)},  # noqa: S108 - the container's own tmpfs
+        "shm_size": plan.shm_bytes,
+        "mem_limit": plan.memory_bytes,
+        "memswap_limit": plan.memory_bytes,
+        "network_mode": "none",
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "init": True,
+        "restart_policy": {"Name": "no"},
+        "stop_signal": "SIGTERM",
+        "detach": True,
+    }
+    if plan.gpus:
+        ids = [f"nvidia.com/gpu={gpu}" for gpu in plan.gpus]
+        arguments["device_requests"] = [docker.types.DeviceRequest(driver="cdi", device_ids=ids)]
+    return arguments
+
+
+@contextlib.contextmanager
+def _as_refusal(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        explanation = getattr(error, "explanation", None) or str(error)
+        fix = "see the engine's message; `ferry resume --dry-run` shows what it was asked for"
+        fault = Fault("the engine refuses", name, "a container as planned", str(explanation), fix)
+        raise Refusal(fault, exit_code=ExitCode.FAILED) from error

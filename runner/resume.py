@@ -1,0 +1,152 @@
+"""Starting a prepared run, following it to its end, and asking it to stop.
+
+Promises: everything is checked again before a container exists (bytes by their stamps, assets by hash, image by
+digest); the verdict comes from engine, outcome and census together; a container is removed only after its state was
+recorded in the lineage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from runner import verify
+from runner.engine import Engine, Phase, State
+from runner.errors import ExitCode, Fault, Refusal, Verdict
+from runner.image import ReadyImage
+from runner.plan import HostFacts, LaunchPlan, plan_launch
+from runner.prepare import write_control
+from runner.rebase import rebase
+from runner.record import write_file
+from runner.run import RunFolder, settle
+
+_POLL_S = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a segment ended; `exit_code` is what the command ends with."""
+
+    verdict: Verdict
+    exit_code: ExitCode
+    update: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StopProgress:
+    """Where a stop is: waiting for the checkpoint, or done."""
+
+    update: int
+    waited_s: float
+
+
+def host_facts() -> HostFacts:
+    """Return what the plan must know of this host and of the caller."""
+    return HostFacts(os.getuid(), os.getgid(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def replan(folder: RunFolder, image: ReadyImage) -> LaunchPlan:
+    """Check the prepared run in `folder` again and return its plan; nothing is written.
+
+    Raises `Refusal` if it is sealed, if a byte of the bundle changed since it was prepared, or an asset did.
+    """
+    folder.refuse_if_sealed()
+    _, plan = _checked(folder, image)
+    return plan
+
+
+def _checked(folder: RunFolder, image: ReadyImage) -> tuple[verify.VerifiedBundle, LaunchPlan]:
+    prepared = folder.prepared()
+    bundle = verify.verify(verify.open_bundle(folder.bundle_path()), use_memory=True)
+    if bundle.root != prepared["bundle"]["root"]:
+        fix = "another bundle lies there now: prepare it into a run folder of its own"
+        raise Refusal(
+            Fault("bundle was exchanged", str(bundle.path), str(prepared["bundle"]["root"]), bundle.root, fix)
+        )
+    return bundle, plan_launch(rebase(bundle, folder.server()), image, folder.path, host_facts())
+
+
+def start(folder: RunFolder, image: ReadyImage, engine: Engine) -> LaunchPlan:
+    """Check the run again, refresh what both doors read, and start its container. Raises `Refusal` as `replan` does."""
+    folder.refuse_if_sealed()
+    bundle, plan = _checked(folder, image)
+    holder = folder.lease_holder()
+    if holder is not None:
+        fix = "follow it with `ferry status`, or end it with `ferry stop`"
+        raise Refusal(
+            Fault("lease is held", str(folder.lease), "a run that nobody trains", holder, fix), exit_code=ExitCode.LEASE_HELD
+        )
+    settle(folder, engine.inspect(plan.name), int(time.time()))
+    engine.prepare(plan)
+    write_control(bundle.digests, bundle.hashed, plan, folder)
+    engine.start(plan)
+    return plan
+
+
+def follow(folder: RunFolder, name: str, engine: Engine, on_line: Callable[[str], None]) -> Ended:
+    """Follow the container `name` to its end, close its segment, and remove it.
+
+    Raises `Refusal` if the start program refused: nothing was trained then.
+    """
+    segments = len(folder.links())
+    state = engine.follow(name, on_line)
+    while state.phase is Phase.RUNNING:
+        time.sleep(_POLL_S)
+        state = engine.inspect(name)
+    verdict = settle(folder, state, int(time.time()))
+    if verdict is None and len(folder.links()) == segments:
+        raise _not_started(name, state)
+    engine.remove(name)
+    closed = folder.links()[-1]
+    verdict = verdict or Verdict(closed.verdict)
+    return Ended(verdict, verdict.exit_code, closed.last_update)
+
+
+def _not_started(name: str, state: State) -> Refusal:
+    known = {int(ExitCode.REFUSED): ExitCode.REFUSED, int(ExitCode.LEASE_HELD): ExitCode.LEASE_HELD}
+    fault = Fault(
+        "the start program refused",
+        name,
+        "an identity line, then torchrun",
+        f"exit code {state.exit_code}; its reasons stand in the lines above",
+        "mend what it names, then resume again",
+    )
+    return Refusal(fault, exit_code=known.get(state.exit_code or -1, ExitCode.FAILED))
+
+
+def request_stop(folder: RunFolder, at_update: int | None = None) -> Path:
+    """Ask the running segment to save a complete checkpoint and end: at its next update, or not before `at_update`."""
+    request = folder.output / folder.spec().outputs.request
+    records = folder.segment_records()
+    segment = records[-1].segment if records else folder.spec().name
+    lines = [segment] + ([f"at_update: {at_update}"] if at_update is not None else [])
+    write_file(request, ("\n".join(lines) + "\n").encode())
+    return request
+
+
+def stop(
+    folder: RunFolder, name: str, engine: Engine, *, grace_s: float, on_progress: Callable[[StopProgress], None]
+) -> State:
+    """Ask, wait, force: request file, then SIGTERM after `grace_s`, then SIGKILL after as long again.
+
+    Returns the state the container ended in. A run that does not run is a `Refusal`.
+    """
+    if engine.inspect(name).phase is not Phase.RUNNING:
+        fault = Fault("the run does not run", str(folder.path), "a running container", "none", "see `ferry status`")
+        raise Refusal(fault, exit_code=ExitCode.FAILED)
+    request_stop(folder)
+    began = time.monotonic()
+    for signal in (None, "SIGTERM", "SIGKILL"):
+        if signal is not None:
+            engine.signal(name, signal)
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline:
+            state = engine.inspect(name)
+            if state.phase is not Phase.RUNNING:
+                return state
+            on_progress(StopProgress(folder.last_update(), time.monotonic() - began))
+            time.sleep(_POLL_S)
+    return engine.inspect(name)

@@ -1,0 +1,229 @@
+"""The run folder: where a run lives on one server, and everything that is known of its state there.
+
+Promises: one object owns every path; a folder appears only whole; the record of a segment is made by the start
+program and closed here with a verdict that never calls the unknown a success.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from runner import documents, lineage
+from runner.engine import Phase, State
+from runner.errors import Fault, Refusal, Verdict
+from runner.inside import census
+from runner.record import read_json, write_file
+from runner.server import ServerProfile
+from runner.spec import RunSpec
+
+_PREPARE = "prepare the run: `ferry prepare BUNDLE --server SERVER.yaml --run RUN`"
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """What the start program recorded when it started torchrun; `from_update` is the update it resumed at."""
+
+    segment: str
+    run: str
+    server: str
+    engine: str
+    from_update: int
+    started: int
+    image: str
+    lock: str
+    code: str
+    contract: str
+    checkpoint: str
+
+
+class RunFolder:
+    """The paths of a run folder and the documents in it; reads lazily, and writes only where a method says so."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links: mounts name this very path
+        self.spec_file = self.path / "run.yaml"
+        self.server_file = self.path / "server.yaml"
+        self.prepared_file = self.path / "prepared.json"
+        self.rebase_record = self.path / "REBASE_RECORD.json"
+        self.lineage_file = self.path / "lineage.jsonl"
+        self.compose_file = self.path / "compose.yaml"
+        self.code = self.path / "code"
+        self.control = self.path / "control"
+        self.launch_file = self.control / "launch.json"
+        self.verified_file = self.control / "verified.json"
+        self.seal_file = self.control / "SEALED.json"
+        self.segments = self.path / "segments"
+        self.lease = self.path / "lease"
+        self.output = self.path / "output"
+
+    def prepared(self) -> dict[str, Any]:
+        """Return what `prepare` recorded. Raises `Refusal` if this is no prepared run folder."""
+        return read_json(self.prepared_file, "prepared run", _PREPARE)
+
+    def bundle_path(self) -> Path:
+        """Return where the bundle lies that this run was prepared from."""
+        return Path(str(self.prepared()["bundle"]["path"]))
+
+    def spec(self) -> RunSpec:
+        """Return the run spec, as it was in the bundle."""
+        self.prepared()
+        return documents.load(RunSpec, self.spec_file)
+
+    def server(self) -> ServerProfile:
+        """Return the profile that the run was prepared with."""
+        self.prepared()
+        return documents.load(ServerProfile, self.server_file)
+
+    def seal(self) -> dict[str, Any] | None:
+        """Return what the run was packed as, or None if it may train here."""
+        return read_json(self.seal_file, "seal", "restore the file") if self.seal_file.exists() else None
+
+    def refuse_if_sealed(self) -> None:
+        """Raise `Refusal` if the run was packed: it lives elsewhere now."""
+        seal = self.seal()
+        if seal is not None:
+            found = f"it was packed as {seal.get('bundle')} at update {seal.get('update')}"
+            fix = "resume where that bundle was prepared; a fork must be declared as a run with a new name"
+            raise Refusal(Fault("run folder is sealed", str(self.seal_file), "a run that lives here", found, fix))
+
+    def lease_holder(self) -> str | None:
+        """Return who trains this run now, or None. The kernel keeps the lock, so a crash leaves no stale lease."""
+        with self.lease.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read(500).decode("utf-8", "replace").strip() or "an unknown process"
+        return None
+
+    def links(self) -> tuple[lineage.Link, ...]:
+        """Return the lineage: the bundle's links and those of the segments closed here."""
+        raw = self.lineage_file.read_bytes()
+        return lineage.parse(raw, str(self.lineage_file)) if raw else ()
+
+    def segment_records(self) -> list[Segment]:
+        """Return the segments started here, in their order."""
+        records = []
+        for path in sorted(self.segments.glob("*.json")):
+            value = read_json(path, "segment record", "it was damaged after it was written: restore it")
+            try:
+                records.append(Segment(**value))
+            except TypeError as error:
+                fields = ", ".join(field.name for field in dataclasses.fields(Segment))
+                raise Refusal(Fault("segment record damaged", str(path), fields, str(error), "restore it")) from error
+        return records
+
+    def checkpoints(self) -> tuple[census.Checkpoint | None, dict[str, Refusal]]:
+        """Return the newest complete checkpoint of the run, its own or the bundle's, and why newer ones are not."""
+        spec = self.spec()
+        folders = [path for path in self.output.iterdir() if census.update_of(path.name) is not None]
+        if spec.checkpoint != "fresh":
+            # The engine shows the bundle's checkpoint in the output folder; on the host a mount point stands there.
+            bundled = self.bundle_path() / spec.checkpoint.path
+            folders = [path for path in folders if path.name != bundled.name] + [bundled]
+        return census.newest_complete(folders, spec.world.ranks)
+
+    def outcome(self) -> dict[str, Any] | None:
+        """Return the trainer's own word on how it ended, or None; a damaged one is None too: unknown is not success."""
+        try:
+            value = json.loads((self.output / self.spec().outputs.outcome).read_bytes())
+        except (OSError, ValueError):
+            return None
+        return value if isinstance(value, dict) else None
+
+    def last_update(self) -> int:
+        """Return the last update in rank 0's exposure log, or 0."""
+        last = 0
+        for row in read_exposure(self.output / self.spec().outputs.exposure / "rank_0.jsonl"):
+            last = max(last, int(row["update"]))
+        return last
+
+
+def read_exposure(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of an exposure log; a last line that was cut off is left out. A missing file has no rows."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    rows = []
+    for number, line in enumerate(raw.split(b"\n")[:-1], 1):
+        try:
+            row = json.loads(line)
+            rows.append({**row, "update": int(row["update"])})
+        except (ValueError, KeyError, TypeError) as error:
+            fix = "resume the run: the trainer trims its logs to the checkpoint"
+            raise Refusal(Fault("exposure log damaged", f"{path}:{number}", "a JSON object", str(error), fix)) from error
+    return rows
+
+
+def judge(folder: RunFolder, state: State) -> Verdict:
+    """Return how the last segment ended, from the engine's state, the trainer's outcome and the census together.
+
+    Success needs exit code 0, the trainer's outcome and the complete checkpoint that it names.
+    """
+    if state.out_of_memory:
+        return Verdict.OUT_OF_MEMORY
+    if state.exit_code is None:
+        return Verdict.LOST
+    if state.exit_code != 0:
+        return Verdict.FORCED if state.exit_code == 128 + 9 else Verdict.FAILED
+    outcome = folder.outcome() or {}
+    newest, _ = folder.checkpoints()
+    if newest is None or outcome.get("checkpoint") != newest.name:
+        return Verdict.FAILED
+    final = folder.output / folder.spec().outputs.final
+    match outcome.get("outcome"):
+        case "finished" if newest.update == newest.updates and final.is_dir():
+            return Verdict.FINISHED
+        case "stopped":
+            return Verdict.STOPPED
+        case _:
+            return Verdict.FAILED
+
+
+def settle(folder: RunFolder, state: State, now_s: int) -> Verdict | None:
+    """Close every open segment with a link in the lineage, and return the last one's verdict (None: none was open).
+
+    An open segment that is not the last one was lost: a later one started after it. Does nothing while one runs.
+    """
+    if state.phase is Phase.RUNNING or folder.lease_holder() is not None:
+        return None
+    links = list(folder.links())
+    closed = {link.segment for link in links}
+    pending = [segment for segment in folder.segment_records() if segment.segment not in closed]
+    verdict = None
+    for segment in pending:
+        verdict = judge(folder, state) if segment is pending[-1] else Verdict.LOST
+        links.append(_link(folder, segment, verdict, lineage.head(links), now_s))
+    if pending:
+        write_file(folder.lineage_file, lineage.render(links))
+    return verdict
+
+
+def _link(folder: RunFolder, segment: Segment, verdict: Verdict, previous: str, now_s: int) -> lineage.Link:
+    newest, _ = folder.checkpoints()
+    contract = segment.contract
+    if contract == "fresh" and newest is not None:
+        contract = f"sha256:{newest.contract}"
+    return lineage.Link(
+        previous=previous,
+        run=segment.run,
+        segment=segment.segment,
+        server=segment.server,
+        engine=segment.engine,
+        image=segment.image,
+        lock=segment.lock,
+        code=segment.code,
+        contract=contract,
+        checkpoint_in=segment.checkpoint,
+        checkpoint_out=f"sha256:{newest.inventory}" if newest else "none",
+        first_update=segment.from_update + 1,
+        last_update=folder.last_update(),
+        started=segment.started,
+        ended=now_s,
+        verdict=verdict.value,
+    )
