@@ -1,0 +1,101 @@
+"""What people see while Ferry works: progress with bytes, rate and time left; faults; plans as tables.
+
+Promises: results go to standard output, everything else to standard error; nothing moves on a screen that is not a
+terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from runner.compose import tmpfs
+from runner.compare import Comparison
+from runner.errors import Refusal, printable
+from runner.plan import LaunchPlan
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def bytes_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show progress over `total` bytes; yields what to call with every count of bytes done (from any thread)."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def show_refusal(refusal: Refusal) -> None:
+    """Print every fault of `refusal`."""
+    count = len(refusal.faults)
+    err.print(f"[bold red]refused[/] ({count} fault{'s' if count > 1 else ''})", markup=True)
+    err.print(printable(str(refusal)), markup=False)
+
+
+def plan_table(plan: LaunchPlan) -> Table:
+    """Return `plan` as a table for people."""
+    table = Table(title=f"launch plan of {plan.name}", show_header=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    table.add_row("image", f"{plan.launch.image} (lock {plan.launch.lock})")
+    table.add_row("code", f"tree {plan.launch.code_tree}")
+    table.add_row("checkpoint", f"{plan.launch.checkpoint} ({plan.launch.inventory})")
+    table.add_row("ranks", str(plan.launch.world))
+    table.add_row("torchrun", shlex.join([*plan.launch.torchrun, *plan.launch.args]))
+    table.add_row("on resume", shlex.join(plan.launch.resume_args))
+    for mount in plan.mounts:
+        table.add_row("mount, read-only" if mount.read_only else "mount, writable", f"{mount.source} -> {mount.target}")
+    for link, target in plan.links.items():
+        table.add_row("link", f"{link} -> {target}")
+    for name, value in sorted(plan.environment.items()):
+        table.add_row("environment", f"{name}={value}")
+    table.add_row("user", plan.user)
+    table.add_row("GPUs", ", ".join(plan.gpus) or "none")
+    table.add_row("memory, shm, /tmp", ", ".join(_size(n) for n in (plan.memory_bytes, plan.shm_bytes, plan.tmp_bytes)))
+    table.add_row("authority", "no network, read-only root, no capabilities, no new privileges")
+    table.add_row("stop grace", f"{plan.stop_grace_s} s")
+    return table
+
+
+def docker_command(plan: LaunchPlan) -> str:
+    """Return the `docker run` command that is equivalent to `plan`."""
+    words = ["docker", "run", "--detach", "--name", plan.name, "--user", plan.user, "--network", "none", "--read-only"]
+    words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges:true", "--init", "--restart", "no"]
+    words += ["--pull", "never", "--tmpfs", tmpfs(plan), "--shm-size", str(plan.shm_bytes)]
+    words += ["--memory", str(plan.memory_bytes), "--memory-swap", str(plan.memory_bytes)]
+    words += ["--stop-signal", "SIGTERM", "--stop-timeout", str(plan.stop_grace_s)]
+    for gpu in plan.gpus:
+        words += ["--device", f"nvidia.com/gpu={gpu}"]
+    for mount in plan.mounts:
+        read_only = ",readonly" if mount.read_only else ""
+        words += ["--mount", f'type=bind,"source={mount.source}","target={mount.target}"{read_only}']
+    for name, value in sorted(plan.environment.items()):
+        words += ["--env", f"{name}={value}"]
+    for name, value in sorted(plan.labels.items()):
+        words += ["--label", f"{name}={value}"]
+    return shlex.join([*words, plan.image.reference, *plan.command])
+
+
+def comparison_table(comparison: Comparison, names: tuple[str, str]) -> Table:
+    """Return the updates of `comparison` as a table, the runs called `names`."""
+    table = Table(title="the same run?")
+    for column in ("update", f"{names[0]} loss", f"{names[1]} loss"):
+        table.add_column(column, justify="right")
+    table.add_column("equal?")
+    for row in comparison.rows:
+        mark = "[green]equal[/]" if row.equal else "[bold red]DIFFERENT[/]"
+        table.add_row(str(row.update), f"{row.loss_a:.6f}", f"{row.loss_b:.6f}", mark)
+    return table
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB"
