@@ -24,6 +24,7 @@ from runner.record import write_file
 from runner.run import RunFolder, settle
 
 _POLL_S = 0.2
+_LEASE_LINGERS_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,18 +92,32 @@ def follow(folder: RunFolder, name: str, engine: Engine, on_line: Callable[[str]
 
     Raises `Refusal` if the start program refused: nothing was trained then.
     """
-    segments = len(folder.links())
-    state = engine.follow(name, on_line)
-    while state.phase is Phase.RUNNING:
-        time.sleep(_POLL_S)
-        state = engine.inspect(name)
-    verdict = settle(folder, state, int(time.time()))
-    if verdict is None and len(folder.links()) == segments:
+    return close(folder, name, engine, engine.follow(name, on_line))
+
+
+def close(folder: RunFolder, name: str, engine: Engine, state: State) -> Ended:
+    """Close the segment of the container `name`, which ended in `state`, and remove it; return how it ended.
+
+    Whoever comes second (`ferry stop` beside `ferry resume`) finds the segment closed, and returns the same verdict.
+    """
+    records = folder.segment_records()
+    close_if_open(folder, state)
+    link = next((link for link in folder.links() if records and link.segment == records[-1].segment), None)
+    refused = state.exit_code in (int(ExitCode.REFUSED), int(ExitCode.LEASE_HELD))
+    if link is None or refused:
+        engine.remove(name)
         raise _not_started(name, state)
     engine.remove(name)
-    closed = folder.links()[-1]
-    verdict = verdict or Verdict(closed.verdict)
-    return Ended(verdict, verdict.exit_code, closed.last_update)
+    verdict = Verdict(link.verdict)
+    return Ended(verdict, verdict.exit_code, link.last_update)
+
+
+def close_if_open(folder: RunFolder, state: State) -> None:
+    """Close what is open; the lease may outlive the container's first process by a moment."""
+    deadline = time.monotonic() + _LEASE_LINGERS_S
+    while folder.lease_holder() is not None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    settle(folder, state, int(time.time()))
 
 
 def _not_started(name: str, state: State) -> Refusal:

@@ -8,16 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import threading
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 from runner.compose import tmpfs
 from runner.compare import Comparison
 from runner.errors import Refusal, printable
 from runner.plan import LaunchPlan
+from runner.run import RunFolder
+from runner.status import latest
+
+_POLL_S = 0.5
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -32,6 +45,31 @@ def bytes_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=err, transient=True) as progress:
         task = progress.add_task(label, total=total)
         yield lambda count: progress.advance(task, count)
+
+
+@contextlib.contextmanager
+def updates_progress(folder: RunFolder, label: str) -> Iterator[Callable[[str], None]]:
+    """Show a bar over the updates of the run in `folder`; yields what to call with lines to show above it."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("updates {task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    ended = threading.Event()
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task(label, total=folder.spec().updates, loss="")
+
+        def poll() -> None:
+            while not ended.wait(_POLL_S):
+                update, loss = latest(folder)
+                progress.update(task, completed=update, loss="" if loss is None else f"loss {loss:.4f}")
+
+        watcher = threading.Thread(target=poll, daemon=True)
+        watcher.start()
+        try:
+            yield lambda line: progress.console.print(printable(line), markup=False)
+        finally:
+            ended.set()
+            watcher.join()
 
 
 def show_refusal(refusal: Refusal) -> None:

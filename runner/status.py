@@ -81,6 +81,12 @@ def read_status(folder: RunFolder, state: State) -> Status:
     )
 
 
+def latest(folder: RunFolder) -> tuple[int, float | None]:
+    """Return the last update that the trainer logged (0: none yet) and its loss; reads the end of one file."""
+    updates = [event for event in _events(folder.output / folder.spec().outputs.events) if event.get("event") == "update"]
+    return (int(updates[-1]["update"]), _number(updates[-1].get("loss"))) if updates else (0, None)
+
+
 def render(status: Status) -> RenderableType:
     """Return the screen for `status`."""
     title = Text(f"{status.run} on {status.server}: {_word(status)}", style="bold")

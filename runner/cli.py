@@ -1,0 +1,315 @@
+"""The command line: `ferry`. Parses words, calls one function of a lower layer, shows what came of it.
+
+Promises: everything that acts has `--dry-run` and `--json`; a refusal shows all of its faults and ends with its exit
+code; bad input never gives a traceback.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from runner import demo as demonstration
+from runner import image as images
+from runner import pack as packing
+from runner import prepare as preparing
+from runner import resume as resuming
+from runner import screen, verify
+from runner.compare import compare as compare_runs
+from runner.documents import load
+from runner.engine import Phase, State
+from runner.engines import engine_for, ready_image
+from runner.errors import ExitCode, Fault, Refusal
+from runner.plan import LaunchPlan, container_name, plan_launch
+from runner.rebase import RebasedInputs, rebase
+from runner.run import RunFolder
+from runner.schemas import write_schemas
+from runner.server import ServerProfile
+from runner.status import read_status
+from runner.status import render as render_status
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Moves a training run between GPU servers, mid-epoch, so that the moved run is the run that never moved.",
+)
+image_app = typer.Typer(no_args_is_help=True, help="Pinned images: the environment of a run.")
+app.add_typer(image_app, name="image")
+
+BundleArgument = Annotated[Path, typer.Argument(help="the bundle's folder", metavar="BUNDLE")]
+RunArgument = Annotated[Path, typer.Argument(help="the run folder", metavar="RUN")]
+ServerOption = Annotated[Path, typer.Option("--server", help="this server's profile, server.yaml")]
+JsonOption = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="check everything, show the plan, change nothing")]
+ProjectOption = Annotated[Path, typer.Option("--project", help="Ferry's own folder: images/ and lockfiles/")]
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+def main() -> NoReturn:
+    """Run the command line; the one place that turns an error into text and an exit code."""
+    try:
+        app()
+    except Refusal as refusal:
+        if "--json" in sys.argv:
+            faults = [dataclasses.asdict(fault) for fault in refusal.faults]
+            print(json.dumps({"refused": faults, "exit_code": int(refusal.exit_code)}, indent=2))
+        else:
+            screen.show_refusal(refusal)
+        sys.exit(refusal.exit_code)
+    except OSError as error:
+        fix = "mend what the system names, then run the command again"
+        where = str(error.filename or "the system")
+        screen.show_refusal(Refusal(Fault("the system refuses", where, "to succeed", str(error), fix)))
+        sys.exit(ExitCode.FAILED)
+    except KeyboardInterrupt:
+        screen.err.print("interrupted")
+        sys.exit(130)
+    sys.exit(ExitCode.OK)
+
+
+def _emit(as_json: bool, value: Any, text: str) -> None:
+    if as_json:
+        print(json.dumps(value, indent=2, sort_keys=True))
+    else:
+        screen.out.print(text, markup=False)
+
+
+@app.command("verify")
+def verify_command(
+    bundle: BundleArgument,
+    quick: Annotated[bool, typer.Option("--quick", help="trust files that did not change since they were verified")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Read every byte of a bundle and check what the bytes mean."""
+    verified = _verified(bundle, use_memory=quick)
+    value = {"bundle": str(verified.path), "root": verified.root, "files": len(verified.digests), "verdict": "verified"}
+    spec = verified.spec
+    state = f"update {spec.from_update} of {spec.updates}"
+    _emit(as_json, value | {"run": spec.name, "update": spec.from_update}, f"VERIFIED {spec.name} at {state}, root {verified.root}")
+
+
+@app.command("prepare")
+def prepare_command(
+    bundle: BundleArgument,
+    server: ServerOption,
+    run: Annotated[Path, typer.Option("--run", help="where the run folder shall appear")],
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+    project: ProjectOption = PROJECT,
+) -> None:
+    """Verify a bundle, put this server's data in its place, and make a run folder that can start."""
+    _prepare(bundle, server, run, dry_run=dry_run, as_json=as_json, project=project)
+
+
+@app.command("resume")
+def resume_command(
+    run: RunArgument,
+    bundle: Annotated[Path | None, typer.Option("--bundle", help="prepare this bundle first, if RUN does not exist")] = None,
+    server: Annotated[Path | None, typer.Option("--server", help="with --bundle: this server's profile")] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="start the run and return")] = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+    project: ProjectOption = PROJECT,
+) -> None:
+    """Start a prepared run, or continue it from its newest complete checkpoint, and follow it to its end."""
+    folder = RunFolder(run)
+    if bundle is not None and not folder.path.exists():
+        if server is None:
+            fix = "add --server SERVER.yaml"
+            raise Refusal(Fault("no server profile", "--server", "a profile, since --bundle is given", "nothing", fix))
+        _prepare(bundle, server, run, dry_run=dry_run, as_json=as_json, project=project)
+        if dry_run:
+            return
+    image = ready_image(folder.server(), folder.spec().image, project)
+    engine = engine_for(folder)
+    if dry_run:
+        _show_plan(resuming.replan(folder, image), as_json)
+        return
+    if folder.server().engine == "venv":
+        screen.err.print("[bold yellow]engine venv: no isolation[/] (network, file system and memory are this host's)")
+    plan = resuming.start(folder, image, engine)
+    if detach:
+        _emit(as_json, {"container": plan.name}, f"STARTED {plan.name}")
+        return
+    with screen.updates_progress(folder, plan.launch.run) as show:
+        try:
+            ended = resuming.follow(folder, plan.name, engine, show)
+        except KeyboardInterrupt:
+            show("asked to stop at the next update; the checkpoint is being saved (once more: leave it to itself)")
+            resuming.request_stop(folder)
+            ended = resuming.follow(folder, plan.name, engine, lambda _: None)
+    value = {"verdict": ended.verdict.value, "update": ended.update, "exit_code": int(ended.exit_code)}
+    _emit(as_json, value, f"{ended.verdict.value.upper()} at update {ended.update} of {plan.launch.updates}")
+    raise typer.Exit(ended.exit_code)
+
+
+@app.command("stop")
+def stop_command(
+    run: RunArgument,
+    at_update: Annotated[int | None, typer.Option("--at-update", help="ask only: not before this update; returns at once")] = None,
+    grace_s: Annotated[float | None, typer.Option("--grace", help="seconds to wait before each harder step")] = None,
+    as_json: JsonOption = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Ask a run to save a complete checkpoint and end; wait for it; force it only after the grace."""
+    folder = RunFolder(run)
+    engine = engine_for(folder)
+    name = container_name(folder.spec().name, folder.path)
+    request = folder.output / folder.spec().outputs.request
+    if dry_run:
+        _emit(as_json, {"request": str(request)}, f"would write {request} and wait; the run is {engine.inspect(name).phase.value}")
+        return
+    if at_update is not None:
+        resuming.request_stop(folder, at_update)
+        _emit(as_json, {"request": str(request)}, f"REQUESTED a stop at update {at_update}")
+        return
+    grace = grace_s if grace_s is not None else float(folder.server().stop_grace_s)
+    with screen.err.status("waiting for the checkpoint") as waiting:
+        state = resuming.stop(
+            folder,
+            name,
+            engine,
+            grace_s=grace,
+            on_progress=lambda at: waiting.update(f"waiting for the checkpoint: update {at.update}, {at.waited_s:.0f} s"),
+        )
+    ended = resuming.close(folder, name, engine, state)
+    newest, _ = folder.checkpoints()
+    value = {"verdict": ended.verdict.value, "checkpoint": newest.name if newest else None}
+    _emit(as_json, value, f"{ended.verdict.value.upper()}; resume continues from {newest.name if newest else 'nothing'}")
+
+
+@app.command("status")
+def status_command(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Show where a run is."""
+    folder = RunFolder(run)
+    status = read_status(folder, _settled_state(folder))
+    if as_json:
+        print(json.dumps(dataclasses.asdict(status), indent=2, sort_keys=True))
+    else:
+        screen.out.print(render_status(status))
+
+
+@app.command("pack")
+def pack_command(
+    run: RunArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="where the bundle shall appear")],
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a bundle of a stopped run, verify it, and seal the run folder so that it cannot train twice.
+
+    RUN may also be a draft: a folder with a complete run.yaml and all that it names.
+    """
+    folder = RunFolder(run)
+    if not folder.prepared_file.exists() and folder.spec_file.exists():
+        packed = packing.pack_draft(folder.path, output)
+    else:
+        _settled_state(folder)
+        contents = packing.gather(folder)
+        if dry_run:
+            names = sorted(contents.files.keys() | contents.made.keys())
+            _emit(as_json, {"files": names, "update": contents.update}, "\n".join([*names, f"at update {contents.update}"]))
+            return
+        with screen.bytes_progress("packing", contents.size_bytes) as advance:
+            packed = packing.pack(folder, output, advance)
+    value = {"bundle": str(packed.path), "root": packed.root, "update": packed.update}
+    _emit(as_json, value, f"PACKED {packed.path} at update {packed.update}, root {packed.root}")
+
+
+@app.command("compare")
+def compare_command(
+    run_a: Annotated[Path, typer.Argument(metavar="RUN_A")],
+    run_b: Annotated[Path, typer.Argument(metavar="RUN_B")],
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two runs bit for bit; exit 0 only if they are equal."""
+    comparison = compare_runs(RunFolder(run_a), RunFolder(run_b))
+    if as_json:
+        print(json.dumps(dataclasses.asdict(comparison) | {"equal": comparison.equal}, indent=2, sort_keys=True))
+    else:
+        for difference in comparison.differences[:10]:
+            screen.out.print(difference, markup=False)
+        screen.out.print(comparison.verdict)
+    raise typer.Exit(ExitCode.OK if comparison.equal else ExitCode.DIFFERENT)
+
+
+@app.command("demo")
+def demo_command(
+    work: Annotated[Path, typer.Option("--work", help="where the demo lives; made anew each time")] = PROJECT / ".ferry" / "demo",
+    project: ProjectOption = PROJECT,
+) -> None:
+    """Move a small real run between two servers, and compare it with one that never moved."""
+    comparison = demonstration.run(work, project)
+    raise typer.Exit(ExitCode.OK if comparison.equal else ExitCode.DIFFERENT)
+
+
+@app.command("schema", hidden=True)
+def schema_command(folder: Path) -> None:
+    """Write the JSON schemas of the documents into FOLDER, for editors."""
+    for path in write_schemas(folder):
+        screen.out.print(str(path), markup=False)
+
+
+@image_app.command("build")
+def image_build_command(name: str, as_json: JsonOption = False, project: ProjectOption = PROJECT) -> None:
+    """Build the image images/NAME.yaml, or see that it is there already."""
+    pin = images.build(name, project, on_line=lambda line: screen.err.print(line, markup=False, style="dim"))
+    _emit(as_json, dataclasses.asdict(pin), f"IMAGE {pin.name} digest={pin.digest} config={pin.config} lock={pin.lock}")
+
+
+def _verified(bundle: Path, *, use_memory: bool) -> verify.VerifiedBundle:
+    opened = verify.open_bundle(bundle.absolute())
+    with screen.bytes_progress("verifying", opened.size_bytes) as advance:
+        return verify.verify(opened, use_memory=use_memory, on_bytes=advance)
+
+
+def _prepare(bundle: Path, server: Path, run: Path, *, dry_run: bool, as_json: bool, project: Path) -> None:
+    folder = RunFolder(run)
+    preparing.refuse_if_taken(folder)
+    profile = load(ServerProfile, server)
+    inputs = _rebased(bundle, profile)
+    image = ready_image(profile, inputs.bundle.spec.image, project)
+    plan = plan_launch(inputs, image, folder.path, resuming.host_facts())
+    if dry_run:
+        _show_plan(plan, as_json)
+        return
+    screen.err.print("PREFLIGHT: PASS")
+    preparing.prepare(inputs, plan, folder, server.read_bytes())
+    value = {"run": str(folder.path), "bundle": inputs.bundle.root, "update": inputs.bundle.spec.from_update}
+    _emit(as_json, value, f"PREPARE_OK {folder.path}")
+
+
+def _rebased(bundle: Path, profile: ServerProfile) -> RebasedInputs:
+    verified = _verified(bundle, use_memory=True)
+    files = [Path(path) for name, path in profile.assets.items() if name in verified.spec.assets]
+    total = sum(path.stat().st_size for path in files if path.is_file())
+    with screen.bytes_progress("assets", total) as advance:
+        return rebase(verified, profile, advance)
+
+
+def _show_plan(plan: LaunchPlan, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(dataclasses.asdict(plan), indent=2, sort_keys=True, default=str))
+        return
+    screen.out.print(screen.plan_table(plan))
+    if plan.mounts:
+        screen.out.print("\nthe same by hand:\n" + screen.docker_command(plan), markup=False)
+
+
+def _settled_state(folder: RunFolder) -> State:
+    """The container's state; a segment that ended without a `ferry` beside it (compose) is closed on the way."""
+    engine = engine_for(folder)
+    name = container_name(folder.spec().name, folder.path)
+    state = engine.inspect(name)
+    if state.phase is not Phase.RUNNING:
+        resuming.close_if_open(folder, state)
+    return state
+
+
