@@ -12,7 +12,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -154,9 +154,11 @@ def render_spec(spec: RunSpec) -> bytes:
     return yaml.safe_dump({"ferry": spec.ferry, **value}, sort_keys=False, allow_unicode=True, width=1000).encode()
 
 
-def describe_code(root: Path) -> tuple[bytes, dict[str, str]]:
-    """Return the code archive of the folder `root`, and what the run spec says of it: sha256 and tree."""
-    members = archive.collect(root)
+def describe_code(folders: Mapping[str, Path]) -> tuple[bytes, dict[str, str]]:
+    """Return the archive of `folders` (name in the archive -> folder), and what the spec says of it: sha256 and tree."""
+    members = {
+        f"{prefix}/{name}": entry for prefix, root in folders.items() for name, entry in archive.collect(root).items()
+    }
     raw = archive.make(members)
     return raw, {"sha256": "sha256:" + sha256_bytes(raw), "tree": archive.tree_of(members)}
 
