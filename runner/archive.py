@@ -78,6 +78,7 @@ def read(path: Path) -> dict[str, tuple[bool, bytes]]:
                     source = tar.extractfile(member)
                     assert source is not None
                     files[name] = (bool(member.mode & 0o100), source.read())
+            _read_out(tar, path)
     except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
         raise Refusal(Fault("archive damaged", str(path), "a tar archive", str(error), _PACK_AGAIN)) from error
     faults += [
@@ -104,6 +105,15 @@ def unpack(files: Members, target: Path) -> None:
         with path.open("xb") as file:
             file.write(content)
         path.chmod(0o555 if executable else 0o444)
+
+
+def _read_out(tar: tarfile.TarFile, path: Path) -> None:
+    """Read what follows the last entry: only then does gzip compare its checksum, and tell a cut-off stream."""
+    rest = 0
+    while chunk := tar.fileobj.read(1 << 20) if tar.fileobj is not None else b"":
+        rest += len(chunk)
+        if chunk.strip(b"\0") or rest > LIMIT_BYTES:
+            raise Refusal(Fault("archive damaged", str(path), "zeros after its last entry", "other bytes", _PACK_AGAIN))
 
 
 def _reason(member: tarfile.TarInfo, name: str, files: Members) -> str | None:

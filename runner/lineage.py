@@ -67,7 +67,7 @@ def parse(raw: bytes, where: str) -> tuple[Link, ...]:
     links: list[Link] = []
     fix = "take the lineage from the bundle that the run came in"
     kinds = {field.name: int if field.type == "int" else str for field in dataclasses.fields(Link)}
-    for number, line in enumerate(raw.split(b"\n")[:-1] if raw.endswith(b"\n") else raw.split(b"\n"), 1):
+    for number, line in enumerate(raw.removesuffix(b"\n").split(b"\n") if raw else (), 1):
         place = f"{where}:{number}"
         try:
             value = json.loads(line)

@@ -85,8 +85,7 @@ def take_census(folder: Path, world: int) -> Checkpoint:
         )
     if faults:
         raise Refusal(*faults)
-    updates = inventory["of"]
-    return Checkpoint(folder, update, updates, world, sha256_bytes(raw), contract, listed)
+    return Checkpoint(folder, update, int(str(inventory["of"])), world, sha256_bytes(raw), contract, listed)
 
 
 def hash_faults(
