@@ -213,6 +213,8 @@ def pack_command(
     else:
         _settled_state(folder)
         contents = packing.gather(folder)
+        for line in contents.left_out:
+            screen.err.print(f"left out, not complete: {line}", markup=False, style="yellow")
         if dry_run:
             names = sorted(contents.files.keys() | contents.made.keys())
             _emit(as_json, {"files": names, "update": contents.update}, "\n".join([*names, f"at update {contents.update}"]))

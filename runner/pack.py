@@ -42,11 +42,15 @@ class Packed:
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What goes into a bundle: path in it -> file on disk, or content made for it."""
+    """What goes into a bundle: path in it -> file on disk, or content made for it.
+
+    `left_out` names newer checkpoints that are not complete, each with its reason.
+    """
 
     files: dict[str, Path]
     made: dict[str, bytes]
     update: int
+    left_out: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -57,8 +61,8 @@ class Contents:
 def gather(folder: RunFolder) -> Contents:
     """Return what a bundle of the run in `folder` holds; nothing is written.
 
-    Raises `Refusal` if the run is being trained, has no complete checkpoint, or the checkpoint's bytes are not those of
-    its inventory.
+    Raises `Refusal` if the run is being trained, has no complete checkpoint, the one that it stopped with is not
+    complete, or the checkpoint's bytes are not those of its inventory.
     """
     holder = folder.lease_holder()
     if holder is not None:
@@ -71,6 +75,10 @@ def gather(folder: RunFolder) -> Contents:
         reasons = "; ".join(str(refusal.faults[0].what) for refusal in rejected.values()) or "none was saved"
         fix = "resume the run until it has saved"
         raise Refusal(Fault("no complete checkpoint", str(folder.output), "one to pack", reasons, fix))
+    promised = str((folder.outcome() or {}).get("checkpoint"))
+    if promised in rejected:
+        # The trainer says that it saved this one: an older one in its place would be a guess.
+        raise rejected[promised]
     refuse_if(census.hash_faults(newest))
     bundle = verify.open_bundle(folder.bundle_path())
     spec = folder.spec()
@@ -85,7 +93,8 @@ def gather(folder: RunFolder) -> Contents:
     files |= {f"{LOGS}/{name}": path for name, path in _logs(folder).items()}
     packed = spec.model_copy(update={"checkpoint": CheckpointRef(path=newest.name, update=newest.update), "logs": LOGS})
     made = {verify.SPEC_NAME: render_spec(packed), verify.LINEAGE_NAME: lineage.render(folder.links())}
-    return Contents(files, made, newest.update)
+    left_out = tuple(f"{name}: {refusal.faults[0].what}" for name, refusal in rejected.items())
+    return Contents(files, made, newest.update, left_out)
 
 
 def pack(folder: RunFolder, target: Path, on_bytes: Callable[[int], None] | None = None) -> Packed:
