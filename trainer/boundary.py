@@ -1,8 +1,9 @@
 """What happens at every update boundary: check, record, and decide together whether to save or stop.
 
-Promise: the applied learning rates are the closed form's, bit for bit, or the run ends; the exposure line of an update
-is written before anything is saved; all ranks take the same decision, made from rank 0's request file and from a signal
-on any rank. It saves nothing itself: the trainer does, when asked through Transformers' control object.
+Promise: the applied learning rates are the closed form's, bit for bit, or the run ends; the exposure line of
+an update is written before anything is saved; all ranks take the same decision, made from rank 0's request
+file and from a signal on any rank. It saves nothing itself: the trainer does, when asked through
+Transformers' control object.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Recorder(Protocol):
 
 
 class Schedule:
-    """The resolved schedule of all groups: peak rates in the contract's order, and the multiplier's arguments."""
+    """The resolved schedule of all groups:
+    peak rates in the contract's order, and the multiplier's arguments.
+    """
 
     def __init__(self, peaks: tuple[float, ...], total: int, warmup: int, floor: float) -> None:
         self.peaks = peaks
@@ -85,7 +88,9 @@ class Boundary(TrainerCallback):  # type: ignore[misc]
         """The schedule gate: what Transformers resolved must be what the contract says."""
         if state.max_steps != self._schedule.total:
             fix = "this is a fault of the trainer: report it"
-            raise refuse("the schedule gate failed", "max_steps", str(self._schedule.total), str(state.max_steps), fix)
+            raise refuse(
+                "the schedule gate failed", "max_steps", str(self._schedule.total), str(state.max_steps), fix
+            )
         announce(f"SCHEDULE_GATE_PASS ({self._schedule.total}, {self._schedule.warmup})")
         self._since = time.monotonic()
 
@@ -95,21 +100,31 @@ class Boundary(TrainerCallback):  # type: ignore[misc]
         """DeepSpeed has just stepped; the scheduler has not yet moved on."""
         self._rates = self._recorder.applied_rates()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         update = state.global_step
         self._require_rates(update)
         # Transformers counts the epoch from the batches that it drew itself, which is wrong after a resume.
         state.epoch = update / self._order.updates_per_epoch
         ids, losses = self._recorder.take_micro_batches()
         loss = sum(losses) / len(losses)
-        self._log.append(Exposure(update, state.epoch, ids, loss, self._rates, self._recorder.last_grad_norm()))
+        self._log.append(
+            Exposure(update, state.epoch, ids, loss, self._rates, self._recorder.last_grad_norm())
+        )
         self._decide(update, args.device, control)
 
     def _require_rates(self, update: int) -> None:
         expected = self._schedule.rates(update - 1)
         if self._rates != expected:
             fix = "do not trust this run's last updates; resume from the last complete checkpoint"
-            raise refuse("the learning rate left its schedule", f"update {update}", str(expected), str(self._rates), fix)
+            raise refuse(
+                "the learning rate left its schedule",
+                f"update {update}",
+                str(expected),
+                str(self._rates),
+                fix,
+            )
 
     def _decide(self, update: int, device: torch.device, control: TrainerControl) -> None:
         request = self._request.due(update) if rank() == 0 else None
@@ -119,11 +134,21 @@ class Boundary(TrainerCallback):  # type: ignore[misc]
             self._stopping = True
             self.stopped_by = request.job if request is not None else self._signals.received or "signal"
         control.should_save = self._stopping or at_end or update % self._save_every == 0
+        if control.should_save:
+            # Before the checkpoint is complete: one whose log is shorter could not be resumed.
+            self._log.sync()
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any],
+        **_: Any,
     ) -> None:
-        """Rank 0's event; `loss` is the mean over ranks and micro-batches, `lr` the first group's applied rate."""
+        """Rank 0's event; `loss` is the mean over ranks and micro-batches,
+        `lr` the first group's applied rate.
+        """
         if "loss" not in logs:
             return
         now = time.monotonic()
@@ -139,9 +164,12 @@ class Boundary(TrainerCallback):  # type: ignore[misc]
         )
         self._since = now
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """After the checkpoint is complete. Stopping is set only now, so that the saved state does not say "stop"."""
-        self._log.sync()
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """After the checkpoint is complete.
+        Stopping is set only now, so that the saved state does not say "stop".
+        """
         self._since = time.monotonic()
         if self._stopping:
             control.should_training_stop = True

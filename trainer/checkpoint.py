@@ -1,21 +1,29 @@
 """A recovery checkpoint on disk: sealing it, judging it, and forgetting old ones.
 
-Promise: a folder named `checkpoint-N` is written aside as `.saving-N`; all its files are synced, then the inventory is
-written and synced, then the folder gets its name. So the inventory's presence means that everything is there, and
-`verify` proves it by a census of names, sizes and hashes. Rotation deletes only what this process wrote.
-Standard library only: what the files contain is the trainer's business.
+Promise: a folder named `checkpoint-N` is written aside as `.saving-N`; all its files are synced, then the
+inventory is written and synced, then the folder gets its name. So the inventory's presence means that
+everything is there, and `verify` proves it by a census of names, sizes and hashes. Rotation deletes only what
+this process wrote. Standard library only: what the files contain is the trainer's business.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.contract import CONTRACT_NAME, METADATA_NAME
-from trainer.durable import document_bytes, files_below, identify_all, rename_folder, sync_folder, write_document
+from trainer.durable import (
+    document_bytes,
+    files_below,
+    identify_all,
+    rename_folder,
+    sync_folder,
+    write_document,
+)
 from trainer.refusal import Difference, Refusal
 
 INVENTORY_NAME = "RECOVERY_COMPLETE.json"
@@ -44,7 +52,9 @@ def aside_for(output: Path, name: str) -> Path:
 
 
 def seal(aside: Path, final: Path, inventory: str, seal_of: Seal) -> None:
-    """Sync every file, write the inventory last, and give the folder its name. No other process may still write."""
+    """Sync every file, write the inventory last, and give the folder its name.
+    No other process may still write.
+    """
     names = list(files_below(aside))
     identities = identify_all(aside, names, sync=True)
     for folder in sorted(path for path in aside.rglob("*") if path.is_dir()):
@@ -84,11 +94,15 @@ def _read_inventory(folder: Path) -> dict[str, Any]:
         files = value["files"]
         numbers = [value[key] for key in ("ferry", "update", "of", "world")]
         entries = [(entry["bytes"], entry["sha256"]) for entry in files.values()]
-        good = all(type(n) is int for n in numbers) and all(type(b) is int and type(s) is str for b, s in entries)
+        good = all(type(n) is int for n in numbers) and all(
+            type(b) is int and type(s) is str for b, s in entries
+        )
         if not good or value["ferry"] != 1 or type(value["contract"]) is not str:
             raise ValueError("wrong types")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        wrong = Difference(f"{folder.name}/{INVENTORY_NAME}", "a version 1 inventory", "none that can be read")
+        wrong = Difference(
+            f"{folder.name}/{INVENTORY_NAME}", "a version 1 inventory", "none that can be read"
+        )
         raise Refusal(f"{folder.name} is not a complete checkpoint", [wrong], _FIX) from error
     inventory: dict[str, Any] = value
     return inventory
@@ -100,7 +114,9 @@ def _census(folder: Path, inventory: dict[str, Any], world: int) -> list[Differe
     wrong = [Difference(name, "this file", "missing") for name in sorted(set(listed) - set(present))]
     wrong += [Difference(name, "no such file", "unexpected") for name in sorted(set(present) - set(listed))]
     needed = set(expected_names(update, world))
-    wrong += [Difference(name, "listed in the inventory", "not listed") for name in sorted(needed - set(listed))]
+    wrong += [
+        Difference(name, "listed in the inventory", "not listed") for name in sorted(needed - set(listed))
+    ]
     both = [name for name in present if name in listed]
     for name, identity in identify_all(folder, both).items():
         size, sha256 = listed[name]["bytes"], listed[name]["sha256"]
@@ -120,6 +136,8 @@ def verify(folder: Path, world: int, total: int) -> Seal:
     inventory = _read_inventory(folder)
     found = Seal(inventory["update"], inventory["of"], inventory["world"], inventory["contract"])
     wrong = []
+    if re.fullmatch(r"checkpoint-[0-9]+", folder.name, re.ASCII) and folder.name != folder_name(found.update):
+        wrong.append(Difference(f"{INVENTORY_NAME}#/update", f"that of {folder.name}", str(found.update)))
     if found.world != world:
         wrong.append(Difference(f"{INVENTORY_NAME}#/world", f"checkpoint {found.world}", f"target {world}"))
     if found.of != total:

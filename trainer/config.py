@@ -1,7 +1,8 @@
 """The run's configuration: one JSON file, read strictly into frozen types.
 
-Promise: every key is present and known, every value has its declared type and range; everything wrong is reported at
-once with JSON pointers. Nothing has a default, so the file says all there is to say. Standard library only.
+Promise: every key is present and known, every value has its declared type and range; everything wrong is
+reported at once with JSON pointers. Nothing has a default, so the file says all there is to say. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _FIX = "write the config with exactly the keys of trainer/config.py"
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of the model: images are square, `image_size` pixels; `text_bytes` is the longest text that is kept."""
+    """Sizes of the model: images are square, `image_size` pixels;
+    `text_bytes` is the longest text that is kept.
+    """
 
     image_size: int
     patch: int
@@ -38,7 +41,9 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What the manifest must be: its image root as recorded, row count, SHA-256 of its bytes, and fingerprint."""
+    """What the manifest must be:
+    its image root as recorded, row count, SHA-256 of its bytes, and fingerprint.
+    """
 
     image_root: str
     rows: int
@@ -67,7 +72,9 @@ class LearningRates:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW on the CPU. One pair of betas for all groups: the kit's exactness cure rests on it. `clip` is a norm."""
+    """AdamW on the CPU. One pair of betas for all groups: the kit's exactness cure rests on it.
+    `clip` is a norm.
+    """
 
     lr: LearningRates
     betas: tuple[float, float]
@@ -105,7 +112,9 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class SavesConfig:
-    """A recovery checkpoint every `every` updates; the newest `keep` that this process wrote are kept (null = all)."""
+    """A recovery checkpoint every `every` updates;
+    the newest `keep` that this process wrote are kept (null = all).
+    """
 
     every: int
     keep: int | None
@@ -150,7 +159,9 @@ def _build(kind: Any, value: Any, at: str, wrong: list[Difference]) -> Any:
     if typing.get_origin(kind) is tuple:
         inner = typing.get_args(kind)
         if isinstance(value, list) and len(value) == len(inner):
-            return tuple(_build(k, v, f"{at}/{i}", wrong) for i, (k, v) in enumerate(zip(inner, value, strict=True)))
+            return tuple(
+                _build(k, v, f"{at}/{i}", wrong) for i, (k, v) in enumerate(zip(inner, value, strict=True))
+            )
         wrong.append(Difference(at, f"a list of {len(inner)} values", json.dumps(value)))
         return None
     if _scalar(kind, value):
@@ -164,7 +175,9 @@ def _build_section(kind: type[T], value: Any, at: str, wrong: list[Difference]) 
         wrong.append(Difference(at or "/", "an object", json.dumps(value)))
         return None
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    wrong.extend(Difference(f"{at}/{name}", "no such key", "an unknown key") for name in value if name not in names)
+    wrong.extend(
+        Difference(f"{at}/{name}", "no such key", "an unknown key") for name in value if name not in names
+    )
     wrong.extend(Difference(f"{at}/{name}", "a value", "no such key") for name in names if name not in value)
     hints = get_type_hints(kind)
     built = {name: _build(hints[name], value[name], f"{at}/{name}", wrong) for name in names if name in value}
@@ -173,15 +186,31 @@ def _build_section(kind: type[T], value: Any, at: str, wrong: list[Difference]) 
 
 def _ranges(config: RunConfig) -> list[Difference]:
     """What types alone do not say."""
-    model, batch, schedule, teacher, data = config.model, config.batch, config.schedule, config.teacher, config.data
+    model, batch, schedule, teacher, data = (
+        config.model,
+        config.batch,
+        config.schedule,
+        config.teacher,
+        config.data,
+    )
     beta1, beta2 = config.optimizer.betas
     rules = [
         ("/name", config.name != "" and config.name.isprintable(), "a printable name", config.name),
         ("/seed", 0 <= config.seed < 2**32, "0 to 2^32 - 1", config.seed),
         ("/precision", config.precision == "bf16", '"bf16"', config.precision),
         ("/model/patch", 0 < model.patch <= model.image_size, "1 to image_size", model.patch),
-        ("/model/image_size", model.patch > 0 and model.image_size % model.patch == 0, "a multiple of patch", model.image_size),
-        ("/model/heads", model.heads > 0 and model.hidden % model.heads == 0, "a divisor of hidden", model.heads),
+        (
+            "/model/image_size",
+            model.patch > 0 and model.image_size % model.patch == 0,
+            "a multiple of patch",
+            model.image_size,
+        ),
+        (
+            "/model/heads",
+            model.heads > 0 and model.hidden % model.heads == 0,
+            "a divisor of hidden",
+            model.heads,
+        ),
         ("/model/layers", model.layers > 0, "at least 1", model.layers),
         ("/model/hidden", model.hidden > 0, "at least 1", model.hidden),
         ("/model/text_bytes", model.text_bytes > 0, "at least 1", model.text_bytes),
@@ -189,25 +218,49 @@ def _ranges(config: RunConfig) -> list[Difference]:
         ("/model/dropout", 0.0 <= model.dropout < 1.0, "in [0, 1)", model.dropout),
         ("/data/image_root", data.image_root.startswith("/"), "an absolute path", data.image_root),
         ("/data/sha256", _HEX.fullmatch(data.sha256) is not None, "64 hex digits", data.sha256),
-        ("/data/fingerprint", _HEX.fullmatch(data.fingerprint.removeprefix("sha256:")) is not None
-         and data.fingerprint.startswith("sha256:"), "sha256: and 64 hex digits", data.fingerprint),
+        (
+            "/data/fingerprint",
+            _HEX.fullmatch(data.fingerprint.removeprefix("sha256:")) is not None
+            and data.fingerprint.startswith("sha256:"),
+            "sha256: and 64 hex digits",
+            data.fingerprint,
+        ),
         ("/teacher/path", teacher.path.startswith("/"), "an absolute path", teacher.path),
         ("/teacher/sha256", _HEX.fullmatch(teacher.sha256) is not None, "64 hex digits", teacher.sha256),
         ("/teacher/ramp_updates", teacher.ramp_updates >= 0, "at least 0", teacher.ramp_updates),
         ("/optimizer/betas", 0.0 <= beta1 < 1.0 and 0.0 <= beta2 < 1.0, "both in [0, 1)", [beta1, beta2]),
         ("/optimizer/clip", config.optimizer.clip > 0.0, "above 0", config.optimizer.clip),
-        ("/schedule/epochs", (schedule.epochs is None) != (schedule.total is None), "exactly one of epochs and total",
-         f"epochs {schedule.epochs}, total {schedule.total}"),
+        (
+            "/schedule/epochs",
+            (schedule.epochs is None) != (schedule.total is None),
+            "exactly one of epochs and total",
+            f"epochs {schedule.epochs}, total {schedule.total}",
+        ),
         ("/schedule/epochs", schedule.epochs is None or schedule.epochs > 0, "at least 1", schedule.epochs),
         ("/schedule/total", schedule.total is None or schedule.total > 0, "at least 1", schedule.total),
         ("/schedule/warmup", schedule.warmup >= 0, "at least 0", schedule.warmup),
         ("/schedule/floor", 0.0 <= schedule.floor <= 1.0, "in [0, 1]", schedule.floor),
         ("/loader/workers", config.loader.workers >= 0, "at least 0", config.loader.workers),
         ("/loader/prefetch", config.loader.prefetch > 0, "at least 1", config.loader.prefetch),
-        ("/batch", min(batch.per_device, batch.accumulation, batch.world) > 0, "counts of at least 1", asdict(batch)),
-        ("/data/rows", data.rows >= batch.per_device * batch.accumulation * batch.world, "at least one global batch", data.rows),
+        (
+            "/batch",
+            min(batch.per_device, batch.accumulation, batch.world) > 0,
+            "counts of at least 1",
+            asdict(batch),
+        ),
+        (
+            "/data/rows",
+            data.rows >= batch.per_device * batch.accumulation * batch.world,
+            "at least one global batch",
+            data.rows,
+        ),
         ("/saves/every", config.saves.every > 0, "at least 1", config.saves.every),
-        ("/saves/keep", config.saves.keep is None or config.saves.keep > 0, "at least 1, or null", config.saves.keep),
+        (
+            "/saves/keep",
+            config.saves.keep is None or config.saves.keep > 0,
+            "at least 1, or null",
+            config.saves.keep,
+        ),
     ]
     return [Difference(at, expected, json.dumps(found)) for at, good, expected, found in rules if not good]
 
@@ -239,5 +292,7 @@ def read_config(path: Path) -> RunConfig:
         value = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=unique)
     except (OSError, ValueError) as error:
         found = error.strerror or "unreadable" if isinstance(error, OSError) else str(error)
-        raise Refusal("the config cannot be read", [Difference(path.name, "a JSON file", found)], _FIX) from error
+        raise Refusal(
+            "the config cannot be read", [Difference(path.name, "a JSON file", found)], _FIX
+        ) from error
     return parse_config(value)

@@ -1,8 +1,8 @@
 """What must be equal between a checkpoint and the process that resumes it, and the comparison itself.
 
-Promise: two documents are compared in every field, and all differences are listed together with their JSON pointers;
-an int is not a float and nothing is ignored. Standard library only. What goes into the documents is decided by the
-trainer (`resume_contract.json`) and the model (`navigation.json`).
+Promise: two documents are compared in every field, and all differences are listed together with their JSON
+pointers; an int is not a float and nothing is ignored. Standard library only. What goes into the documents is
+decided by the trainer (`resume_contract.json`) and the model (`navigation.json`).
 """
 
 from __future__ import annotations
@@ -72,12 +72,14 @@ def require_equal(checkpoint: Path, documents: list[Document]) -> None:
         try:
             then = json.loads((checkpoint / document.name).read_bytes())
         except (OSError, ValueError):
-            found.append(Difference(document.name, "a JSON document in the checkpoint", "none that can be read"))
+            found.append(
+                Difference(document.name, "a JSON document in the checkpoint", "none that can be read")
+            )
             continue
         now = json.loads(document.content)
         found += [
             Difference(f"{document.name}#{d.where}", d.expected, d.found) for d in differences(then, now)
         ]
     if found:
-        fix = "resume with the config and environment that the checkpoint was made with, or rebase declared fields only"
+        fix = "resume with the config and environment that the checkpoint was made with, or rebase what may change"
         raise Refusal(f"{checkpoint.name} was made under another contract", found, fix)

@@ -1,7 +1,8 @@
 """Files that survive a power cut: written aside, synced, renamed, and the folder synced.
 
-Promise: after `write_document` or `rename_folder` returns, the new content is on disk under its final name; at no
-moment does a half-written file bear that name. Standard library only. It does not decide what is written.
+Promise: after `write_document` or `rename_folder` returns, the new content is on disk under its final name;
+at no moment does a half-written file bear that name. Standard library only. It does not decide what is
+written.
 """
 
 from __future__ import annotations
@@ -75,8 +76,10 @@ def identify(path: Path, *, sync: bool = False) -> FileIdentity:
 
 
 def files_below(folder: Path) -> Iterator[str]:
-    """Relative POSIX paths of everything below `folder` that is not a folder, sorted; links are not followed."""
-    found = []
+    """Relative POSIX paths of everything below `folder` that is not a folder, sorted;
+    links are not followed.
+    """
+    found: list[str] = []
     for base, _folders, names in os.walk(folder):
         found.extend(Path(base, name).relative_to(folder).as_posix() for name in names)
     yield from sorted(found)
@@ -93,8 +96,8 @@ def identify_all(folder: Path, names: list[str], *, sync: bool = False) -> dict[
 def plain_path(folder: Path) -> Iterator[str]:
     """A link in the temporary folder through which `folder` has a plain ASCII path.
 
-    Transformers and DeepSpeed put a checkpoint's path into glob patterns, so that one with `[` in it is not found; and
-    torch.save writes other bytes below a path that is not ASCII.
+    Transformers and DeepSpeed put a checkpoint's path into glob patterns, so that one with `[` in it is not
+    found; and torch.save writes other bytes below a path that is not ASCII.
     """
     with tempfile.TemporaryDirectory(prefix="ferry-") as place:
         link = Path(place, "checkpoint")

@@ -1,6 +1,7 @@
 """`{output}/train/events.jsonl` and the run's one-line announcements on stdout.
 
-Promise: every event is one line, written whole by rank 0; no event holds an absolute path. Standard library only.
+Promise: every event is one line, written whole by rank 0; no event holds an absolute path. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def _finite_or_name(value: Any) -> Any:
 
 
 class Events:
-    """Appends events on the rank that has a file, and does nothing on the others. Never trimmed: a history."""
+    """Appends events on the rank that has a file, and does nothing on the others.
+    Never trimmed: a history.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._stream = open(path, "ab", buffering=0) if path is not None else None

@@ -1,11 +1,12 @@
 """What stock libraries lose on a resume, put back.
 
-Promise: after `replay_adam_counter` the next update is computed with the same bits as in a run that never stopped.
+Promise: after `replay_adam_counter` the next update is computed with the same bits as in a run that never
+stopped.
 
-DeepSpeedCPUAdam's C++ half (`IncrementStep` in cpu_adam.h) keeps beta1^t and beta2^t as running float products, in
-memory only. A new process that is handed step t+1 makes them with pow() instead, which rounds differently at most
-steps: the weights drift within two updates. The cure walks the counter from 1 to t on one-element dummies, so that the
-products are multiplied up in the same way.
+DeepSpeedCPUAdam's C++ half (`IncrementStep` in cpu_adam.h) keeps beta1^t and beta2^t as running float
+products, in memory only. A new process that is handed step t+1 makes them with pow() instead, which rounds
+differently at most steps: the weights drift within two updates. The cure walks the counter from 1 to t on
+one-element dummies, so that the products are multiplied up in the same way.
 """
 
 from __future__ import annotations
@@ -43,18 +44,21 @@ def _saved_steps(adam: Any) -> set[int]:
 
 
 def replay_adam_counter(optimizer: Any, update: int) -> bool:
-    """Bring the C++ optimizer's counter and beta powers to `update`. Call once, in a fresh process, after loading.
+    """Bring the C++ optimizer's counter and beta powers to `update`. Call once, in a fresh process, after
+    loading.
 
     Gives False, having done nothing, only where the exactness tests switched it off.
 
-    Raises:
-        Refusal: when the loaded optimizer state is not at `update` in every parameter, or has several pairs of betas.
+    Raises: Refusal: when the loaded optimizer state is not at `update` in every parameter, or has several
+        pairs of betas.
     """
     adam = cpu_adam_below(optimizer)
     steps = _saved_steps(adam)
     if steps != {update}:
         fix = "resume from a complete checkpoint"
-        raise refuse("the optimizer state is of another update", "optimizer step", str(update), str(sorted(steps)), fix)
+        raise refuse(
+            "the optimizer state is of another update", "optimizer step", str(update), str(sorted(steps)), fix
+        )
     betas = {tuple(group["betas"]) for group in adam.param_groups}
     if len(betas) != 1:
         fix = "give all groups the same betas"

@@ -1,16 +1,15 @@
 """The record of what each rank saw: one JSON line per update, `train/exposure/rank_{r}.jsonl`.
 
-Promise: a line is flushed before the next update starts; floats are written as `float.hex()`, so that equal lines mean
-equal bits; on a resume at update N the logs hold exactly the updates 1 to N, and what was cut off is kept below
-`train/recovery-history/`. `loss` is this rank's own mean over its micro-batches, not reduced over ranks.
-Standard library only.
+Promise: a line is flushed before the next update starts; floats are written as `float.hex()`, so that equal
+lines mean equal bits; on a resume at update N the logs hold exactly the updates 1 to N, and what was cut off
+is kept below `train/recovery-history/`. `loss` is this rank's own mean over its micro-batches, not reduced
+over ranks. Standard library only.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,9 @@ from trainer.refusal import Difference, Refusal
 
 @dataclass(frozen=True)
 class Exposure:
-    """One update as one rank saw it; `lr` has the applied rate of every parameter group, in the contract's order."""
+    """One update as one rank saw it;
+    `lr` has the applied rate of every parameter group, in the contract's order.
+    """
 
     update: int
     epoch: float
@@ -57,7 +58,7 @@ class ExposureLog:
         self._stream.write(exposure.line().encode("utf-8"))
 
     def sync(self) -> None:
-        """Put everything appended so far on disk (called when a checkpoint is complete)."""
+        """Put everything appended so far on disk (called before a checkpoint is written)."""
         os.fsync(self._stream.fileno())
 
 
@@ -96,10 +97,11 @@ def next_history(train: Path, update: int) -> Path:
 
 
 def trim_logs(train: Path, update: int, world: int, history: Path, *, fresh: bool = False) -> list[str]:
-    """Cut every rank's log to updates <= `update` and keep the rest in `history` (made only if there is a rest).
+    """Cut every rank's log to updates <= `update` and keep the rest in `history` (made only if there is a
+    rest).
 
-    All logs are judged before any is changed. Gives the names of the logs that were cut. With `fresh`, a missing log is
-    an empty one.
+    All logs are judged before any is changed. Gives the names of the logs that were cut. With `fresh`, a
+    missing log is an empty one.
 
     Raises:
         Refusal: when a log is missing or does not reach `update`; then nothing was changed.

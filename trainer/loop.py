@@ -1,8 +1,9 @@
 """Transformers' Trainer, with the places where a resume would lose something taken over.
 
-Promise: two legs give the same bits as one: own order of rows, own optimizer groups, schedule from the closed form,
-random state of each rank restored after everything that draws from it, CPUAdam's counter replayed, and checkpoints that
-are complete or not there. What it leaves to the libraries: forward, backward, ZeRO-2, and the files' formats.
+Promise: two legs give the same bits as one: own order of rows, own optimizer groups, schedule from the closed
+form, random state of each rank restored after everything that draws from it, CPUAdam's counter replayed, and
+checkpoints that are complete or not there. What it leaves to the libraries: forward, backward, ZeRO-2, and
+the files' formats.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
     """The reference trainer. `loader` is set before `train()`."""
 
     loader: RunLoader
+    optimizer: Any
+    lr_scheduler: Any
 
     def __init__(self, parts: RunParts, model: PictureTextModel, arguments: Any, rows: Any) -> None:
         self.parts = parts
@@ -57,7 +60,7 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
         self._rotation = recovery.Rotation(parts.config.saves.keep)
         super().__init__(model=model, args=arguments, train_dataset=rows)
 
-    # what a rank saw ---------------------------------------------------------------------------------------------
+    # what a rank saw
 
     def take_micro_batches(self) -> tuple[tuple[str, ...], list[float]]:
         """See `trainer.boundary.Recorder`."""
@@ -73,10 +76,12 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
         """See `trainer.boundary.Recorder`."""
         return tuple(float(group["lr"]) for group in cpu_adam_below(self.optimizer).param_groups)
 
-    # data, optimizer, schedule, loss -----------------------------------------------------------------------------
+    # data, optimizer, schedule, loss
 
     def get_train_dataloader(self) -> RunLoader:
-        """Not prepared by Accelerate, which would shard the order and synchronise random states in its own way."""
+        """Not prepared by Accelerate,
+        which would shard the order and synchronise random states in its own way.
+        """
         return self.loader
 
     def create_optimizer(self, model: Any = None) -> Any:
@@ -95,7 +100,9 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         """Text loss plus the ramped teacher loss, float32; both are means over the micro-batch."""
         ids = inputs.pop("ids")
         outputs = model(**inputs)
@@ -111,11 +118,11 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
         self._grad_norm = float(super()._get_grad_norm(model, grad_norm))
         return self._grad_norm
 
-    # saving ------------------------------------------------------------------------------------------------------
+    # saving
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Weights and config only. No training_args.bin: it pickles this host's output path, so that equal runs on two
-        servers would have unequal checkpoints; all it could say stands in the contract."""
+        """Weights and config only. No training_args.bin: it pickles this host's output path, so that equal
+        runs on two servers would have unequal checkpoints; all it could say stands in the contract."""
         self.model.save_pretrained(output_dir, state_dict=state_dict)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -140,13 +147,17 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
             self._seal(aside, final, recovery.INVENTORY_NAME)
             deleted = self._rotation.wrote(final)
             seconds = round(time.monotonic() - started, 6)
-            self.parts.events.write("save", update=update, checkpoint=final.name, seconds=seconds, deleted=deleted)
+            self.parts.events.write(
+                "save", update=update, checkpoint=final.name, seconds=seconds, deleted=deleted
+            )
         barrier()
 
     def _seal(self, aside: Path, final: Path, inventory: str) -> None:
         config, contract = self.parts.config, self.parts.documents[0]
         total, world = self.parts.schedule.total, config.batch.world
-        recovery.seal(aside, final, inventory, recovery.Seal(self.state.global_step, total, world, contract.sha256))
+        recovery.seal(
+            aside, final, inventory, recovery.Seal(self.state.global_step, total, world, contract.sha256)
+        )
 
     def save_final(self) -> None:
         """Write `final/`: weights, config, and an inventory."""
@@ -158,7 +169,7 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
             self._seal(aside, final, recovery.FINAL_INVENTORY_NAME)
         barrier()
 
-    # resuming ----------------------------------------------------------------------------------------------------
+    # resuming
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """The last step of loading, on every rank: DeepSpeed's state is in, now what it forgot."""

@@ -1,8 +1,10 @@
-"""The data manifest (JSON lines): strict reading, and a fingerprint that does not depend on where the images lie.
+"""The data manifest (JSON lines): strict reading, and a fingerprint that does not depend on where the images
+lie.
 
-Promise: bytes are split at LF only; CRLF, a cut last record, NaN, duplicate keys and duplicate ids are refused with the
-line number; two manifests that differ only in the image root have the same fingerprint, and any other difference in
-meaning or order gives another one. Standard library only. It does not look at the images.
+Promise: bytes are split at LF only; CRLF, a cut last record, NaN, duplicate keys and duplicate ids are
+refused with the line number; two manifests that differ only in the image root have the same fingerprint, and
+any other difference in meaning or order gives another one. Standard library only. It does not look at the
+images.
 
 `python -m trainer.manifest FILE IMAGE_ROOT` prints the fingerprint.
 """
@@ -56,9 +58,8 @@ def _no_constant(name: str) -> Any:
 def records(content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number (from 1) and object of every line.
 
-    Raises:
-        Refusal: for a byte-order mark, CR before LF, a last line without LF, an empty line, text that is not UTF-8,
-            anything that is not one JSON object, NaN or infinity, duplicate keys.
+    Raises: Refusal: for a byte-order mark, CR before LF, a last line without LF, an empty line, text that is
+        not UTF-8, anything that is not one JSON object, NaN or infinity, duplicate keys.
     """
 
     def bad(line: int, expected: str, found: str) -> Refusal:
@@ -105,7 +106,9 @@ def _relative(record: dict[str, Any], number: int, root: str, columns: Sequence[
         rest = relative_to_root(value, root) if isinstance(value, str) else None
         if rest is None:
             where = f"manifest line {number}, column {column!r}"
-            raise refuse("a path is not below the image root", where, f"a path below {root!r}", repr(value), _FIX)
+            raise refuse(
+                "a path is not below the image root", where, f"a path below {root!r}", repr(value), _FIX
+            )
         row[column] = rest
     return row
 
@@ -115,13 +118,18 @@ def _read(content: bytes, root: str, columns: Sequence[str]) -> tuple[list[tuple
     kept = []
     for number, record in records(content):
         text = json.dumps(
-            _relative(record, number, root, columns), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+            _relative(record, number, root, columns),
+            sort_keys=True,
+            separators=(",", ":"),
+            ensure_ascii=False,
         )
         try:
             digest.update(text.encode("utf-8") + b"\n")
         except UnicodeEncodeError as error:
             where = f"manifest line {number}"
-            raise refuse("the manifest cannot be read", where, "Unicode text", "a lone surrogate", _FIX) from error
+            raise refuse(
+                "the manifest cannot be read", where, "Unicode text", "a lone surrogate", _FIX
+            ) from error
         kept.append((number, record))
     return kept, f"sha256:{digest.hexdigest()}"
 
@@ -129,9 +137,8 @@ def _read(content: bytes, root: str, columns: Sequence[str]) -> tuple[list[tuple
 def read_manifest(path: Path, image_root: str) -> Manifest:
     """Read a manifest whole.
 
-    Raises:
-        Refusal: for anything `records` refuses, a path outside `image_root`, a missing or non-text `id`, `image` or
-            `text`, or an id that occurs twice.
+    Raises: Refusal: for anything `records` refuses, a path outside `image_root`, a missing or non-text `id`,
+        `image` or `text`, or an id that occurs twice.
     """
     content = path.read_bytes()
     kept, mark = _read(content, image_root, PATH_COLUMNS)

@@ -1,7 +1,8 @@
 """The model: a patch encoder, a projector and a small GPT-2 that writes a text about the picture.
 
-Promise: built from the config alone, with weights that depend on the seed alone; every parameter belongs to exactly one
-of the parts body, adapter and head. It downloads nothing. The loss is the mean next-token cross-entropy in float32.
+Promise: built from the config alone, with weights that depend on the seed alone; every parameter belongs to
+exactly one of the parts body, adapter and head. It downloads nothing. The loss is the mean next-token
+cross-entropy in float32.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from trainer.text import BEGIN, END, IGNORED, PAD, VOCABULARY
 Part = Literal["body", "adapter", "head"]
 
 
-class PictureTextConfig(PretrainedConfig):
+class PictureTextConfig(PretrainedConfig):  # type: ignore[misc]
     """Sizes as in `trainer.config.ModelConfig`, in the form that Transformers saves as config.json."""
 
     model_type = "ferry-picture-text"
@@ -32,7 +33,7 @@ class PictureTextConfig(PretrainedConfig):
     dropout: float = 0.1
 
 
-class PictureTextModel(PreTrainedModel):
+class PictureTextModel(PreTrainedModel):  # type: ignore[misc]
     """Picture tokens first, then text; the picture's mean token is also read out for the teacher."""
 
     config_class = PictureTextConfig
@@ -68,7 +69,11 @@ class PictureTextModel(PreTrainedModel):
         self.post_init()
 
     def forward(
-        self, pixels: torch.Tensor, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor
+        self,
+        pixels: torch.Tensor,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        labels: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
         """`pixels` [B, 3, S, S] in [-1, 1]; `input_ids`, `attention_mask`, `labels` [B, T].
 
@@ -78,7 +83,9 @@ class PictureTextModel(PreTrainedModel):
         tokens = self.projector(self.encoder_norm(torch.nn.functional.gelu(tokens)))
         features = self.teacher_head(tokens.mean(dim=1))
         embedded = torch.cat([self.drop(tokens), self.body.wte(input_ids)], dim=1)
-        seen = torch.cat([torch.ones_like(attention_mask[:, :1]).expand(-1, self.patches), attention_mask], dim=1)
+        seen = torch.cat(
+            [torch.ones_like(attention_mask[:, :1]).expand(-1, self.patches), attention_mask], dim=1
+        )
         hidden = self.body(inputs_embeds=embedded, attention_mask=seen).last_hidden_state[:, self.patches :]
         logits = self.text_head(hidden).float()
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)

@@ -1,8 +1,8 @@
 """The optimizer: DeepSpeedCPUAdam over named parameter groups, and DeepSpeed's config for it.
 
-Promise: six groups (body, adapter, head; each with and without weight decay), in this order, none of them empty. The
-optimizer is made here and not by an "optimizer" section of DeepSpeed's config, which would make one group of it all
-and decay the norms.
+Promise: six groups (body, adapter, head; each with and without weight decay), in this order, none of them
+empty. The optimizer is made here and not by an "optimizer" section of DeepSpeed's config, which would make
+one group of it all and decay the norms.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from trainer.model import Part, part_of
 
 @dataclass(frozen=True)
 class Group:
-    """A parameter group: `lr` is the peak rate; `parameters` are names and shapes in the model's own order."""
+    """A parameter group: `lr` is the peak rate;
+    `parameters` are names and shapes in the model's own order.
+    """
 
     name: str
     lr: float
@@ -36,7 +38,11 @@ class Group:
 
 def group_layout(model: nn.Module, config: RunConfig) -> tuple[Group, ...]:
     """All trainable parameters in groups: one-dimensional ones (norms, biases) are not decayed."""
-    rates = {"body": config.optimizer.lr.body, "adapter": config.optimizer.lr.adapter, "head": config.optimizer.lr.head}
+    rates = {
+        "body": config.optimizer.lr.body,
+        "adapter": config.optimizer.lr.adapter,
+        "head": config.optimizer.lr.head,
+    }
     groups = []
     for part in get_args(Part):
         for decayed in (True, False):
@@ -72,7 +78,9 @@ def create_optimizer(model: nn.Module, groups: tuple[Group, ...], config: RunCon
 
 
 def deepspeed_config(config: RunConfig) -> dict[str, Any]:
-    """DeepSpeed's config in full: nothing is "auto". A new dict each time, since DeepSpeed's users change theirs."""
+    """DeepSpeed's config in full: nothing is "auto".
+    A new dict each time, since DeepSpeed's users change theirs.
+    """
     batch = config.batch
     return {
         "train_micro_batch_size_per_gpu": batch.per_device,

@@ -1,8 +1,9 @@
 """The output folder of a run on this server: every path in it, and making it ready for a start.
 
-Promise: a fresh start never writes over a run that has checkpoints, and a resume at update N leaves nothing in the
-folder that is later than N: it is moved below `train/recovery-history/`, never deleted. Only hidden leftovers of saves
-and deletions that were cut off are removed. Rank 0 alone calls `prepare_*`. Standard library only.
+Promise: a fresh start never writes over a run that has checkpoints, and a resume at update N leaves nothing
+in the folder that is later than N: it is moved below `train/recovery-history/`, never deleted. Only hidden
+leftovers of saves and deletions that were cut off are removed. Rank 0 alone calls `prepare_*`. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class Output:
 
     def _start(self) -> tuple[str, ...]:
         (self.train / "exposure").mkdir(parents=True, exist_ok=True)
-        swept = [p for p in self.folder.iterdir() if p.name.startswith((".saving-", ".deleting-")) and p.is_dir()]
+        swept = [
+            p for p in self.folder.iterdir() if p.name.startswith((".saving-", ".deleting-")) and p.is_dir()
+        ]
         for path in swept:
             shutil.rmtree(path)
         self.outcome.unlink(missing_ok=True)
@@ -84,12 +87,16 @@ class Output:
             Refusal: when the folder holds a checkpoint or `final`; then nothing was changed.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        there = [path.name for path in self.checkpoints().values()] + (["final"] if self.final.exists() else [])
+        there = [path.name for path in self.checkpoints().values()] + (
+            ["final"] if self.final.exists() else []
+        )
         if there:
             wrong = [Difference(name, "no such folder", "a folder of an earlier start") for name in there]
             raise Refusal("this output holds a run", wrong, "give --resume-from, or another --output")
         swept = self._start()
-        return Prepared(swept, tuple(trim_logs(self.train, 0, world, next_history(self.train, 0), fresh=True)))
+        return Prepared(
+            swept, tuple(trim_logs(self.train, 0, world, next_history(self.train, 0), fresh=True))
+        )
 
     def prepare_resume(self, update: int, world: int) -> Prepared:
         """Make ready for update N + 1: logs cut to N, everything later set aside.

@@ -1,7 +1,7 @@
 """The few things that ranks agree on.
 
-Promise: after each of these calls all ranks hold the same answer, or all of them raise. Needs an initialised process
-group (or a single process).
+Promise: after each of these calls all ranks hold the same answer, or all of them raise. Needs an initialised
+process group (or a single process).
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ def all_or_none(step: Callable[[], T]) -> T:
     if distributed.is_initialized():
         texts = [None] * distributed.get_world_size()
         distributed.all_gather_object(texts, text)
-    said = {found: [number for number, t in enumerate(texts) if t == found] for found in texts if found is not None}
+    said = {
+        found: [number for number, t in enumerate(texts) if t == found]
+        for found in texts
+        if found is not None
+    }
     if said:
         raise AgreedRefusal("\n".join(f"{found}\n  ranks: {numbers}" for found, numbers in said.items()))
     return result  # type: ignore[return-value]

@@ -1,12 +1,12 @@
 """Which row is seen when: a pure function of seed, epoch, update, micro-batch and rank.
 
-Promise: the order depends on nothing but these numbers, not on torch, Transformers, NumPy or Python's version, and the
-position follows from the number of completed updates, so a resume never counts batches to skip
-(transformers 5605, 22098, 40691). Standard library only; it knows row numbers, not rows.
+Promise: the order depends on nothing but these numbers, not on torch, Transformers, NumPy or Python's
+version, and the position follows from the number of completed updates, so a resume never counts batches to
+skip (transformers 5605, 22098, 40691). Standard library only; it knows row numbers, not rows.
 
-The tail rule: an epoch's permutation is cut to whole global batches, and the rest of it (fewer than one global batch) is
-not trained in that epoch. A shorter last update would leave ranks without a batch or need another loss scale; because
-the permutation changes with the epoch, other rows fall into the tail each time.
+The tail rule: an epoch's permutation is cut to whole global batches, and the rest of it (fewer than one
+global batch) is not trained in that epoch. A shorter last update would leave ranks without a batch or need
+another loss scale; because the permutation changes with the epoch, other rows fall into the tail each time.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class Order:
         return completed // self.updates_per_epoch
 
     def remaining(self, completed: int, epoch: int, rank: int) -> list[list[int]]:
-        """Row numbers of each micro-batch that `rank` still has to see in `epoch` after `completed` updates."""
+        """Row numbers of each micro-batch that `rank` still has to see in `epoch` after `completed`
+        updates.
+        """
         first = max(0, completed - epoch * self.updates_per_epoch)
         order = permutation(self.seed, epoch, self.rows)
         batches = []

@@ -1,7 +1,8 @@
 """The learning-rate schedule and the loss ramp as pure functions of the update number.
 
-Promise: the same arguments give the same bits on every machine that has an IEEE double and the same libm `cos`;
-nothing is remembered between calls, so a resume cannot restart, repeat or shift the schedule. No torch here.
+Promise: the same arguments give the same bits on every machine that has an IEEE double and the same libm
+`cos`; nothing is remembered between calls, so a resume cannot restart, repeat or shift the schedule. No torch
+here.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def learning_rate_multiplier(update: int, total: int, warmup: int, floor: float)
 
 
 def ramp(update: int, ramp_updates: int) -> float:
-    """Weight factor in [0, 1] after `update` completed updates: linear over `ramp_updates`, then 1 (0 = no ramp)."""
+    """Weight factor in [0, 1] after `update` completed updates:
+    linear over `ramp_updates`, then 1 (0 = no ramp).
+    """
     if update < 0 or ramp_updates < 0:
         raise ValueError(f"update and ramp_updates must not be negative, got {update}, {ramp_updates}")
     return 1.0 if update >= ramp_updates else update / ramp_updates

@@ -1,7 +1,7 @@
 """One segment of a run, from checked inputs to its outcome. From here on torch is loaded.
 
-Promise: the contract is compared, the checkpoint proven whole and the output made ready, in this order and agreed on by
-all ranks, before the first weight is loaded.
+Promise: the contract is compared, the checkpoint proven whole and the output made ready, in this order and
+agreed on by all ranks, before the first weight is loaded.
 """
 
 from __future__ import annotations
@@ -80,7 +80,12 @@ def training_arguments(config: RunConfig, output: Path, total: int) -> Any:
 
 
 def contract_of(
-    config: RunConfig, versions: dict[str, str], order: Order, total: int, groups: tuple[Group, ...], device: str
+    config: RunConfig,
+    versions: dict[str, str],
+    order: Order,
+    total: int,
+    groups: tuple[Group, ...],
+    device: str,
 ) -> Document:
     """All that must be equal to resume. The config stands at the top level; the rest has keys of its own."""
     content = config.as_json()
@@ -97,7 +102,9 @@ def contract_of(
 
 
 def seed_rank(seed: int, rank: int) -> None:
-    """Give this rank its own random streams: with one seed for all, ranks would draw the same dropout masks."""
+    """Give this rank its own random streams:
+    with one seed for all, ranks would draw the same dropout masks.
+    """
     digest = hashlib.sha256(f"ferry-rank-1:{seed}:{rank}".encode()).digest()
     random.seed(int.from_bytes(digest[:8], "big"))
     numpy.random.seed(int.from_bytes(digest[8:12], "big"))
@@ -118,15 +125,16 @@ def prepare(inputs: Inputs, documents: tuple[Document, Document]) -> tuple[int, 
     return seal.update, on_rank_zero(lambda: inputs.output.prepare_resume(seal.update, world))
 
 
-def announce_start(inputs: Inputs, contract: Document, resumed_at: int, prepared: Prepared, events: Events) -> None:
+def announce_start(
+    inputs: Inputs, contract: Document, resumed_at: int, prepared: Prepared, events: Events
+) -> None:
     """Rank 0's lines and event. What describes this machine is told here, and is not part of the contract."""
     if rank() != 0:
         return
     config = inputs.config
-    announce(
-        f"TRAINING_CONTRACT {contract.sha256} run={config.name} total={inputs.total} world={config.batch.world} "
-        f"data={config.data.fingerprint} teacher=sha256:{config.teacher.sha256}"
-    )
+    size = f"run={config.name} total={inputs.total} world={config.batch.world}"
+    identities = f"data={config.data.fingerprint} teacher=sha256:{config.teacher.sha256}"
+    announce(f"TRAINING_CONTRACT {contract.sha256} {size} {identities}")
     if inputs.resume_from is not None:
         announce(f"RESUMED update={resumed_at} checkpoint={recovery.folder_name(resumed_at)}")
     events.write(
@@ -158,8 +166,12 @@ def make_trainer(
     peaks = tuple(group.lr for group in groups)
     schedule = Schedule(peaks, inputs.total, config.schedule.warmup, config.schedule.floor)
     rows = Rows(inputs.manifest.rows, config.model.image_size)
-    trainer = ExactTrainer(RunParts(config, groups, schedule, weights, output, events, documents), model, arguments, rows)
-    trainer.loader = RunLoader(rows, order, rank(), config.model, config.loader, lambda: trainer.state.global_step)
+    trainer = ExactTrainer(
+        RunParts(config, groups, schedule, weights, output, events, documents), model, arguments, rows
+    )
+    trainer.loader = RunLoader(
+        rows, order, rank(), config.model, config.loader, lambda: trainer.state.global_step
+    )
     log = ExposureLog(log_path(output.train, rank()))
     request = RequestFile(output.request)
     boundary = Boundary(trainer, schedule, order, log, events, request, signals, config.saves.every)
@@ -178,7 +190,9 @@ def conclude(trainer: ExactTrainer, boundary: Boundary, inputs: Inputs) -> None:
         outcome, request = ("finished", None) if finished else ("stopped", boundary.stopped_by)
         name = recovery.folder_name(update)
         inputs.output.write_outcome(outcome, update, name, request)
-        trainer.parts.events.write("outcome", outcome=outcome, update=update, checkpoint=name, request=request)
+        trainer.parts.events.write(
+            "outcome", outcome=outcome, update=update, checkpoint=name, request=request
+        )
         RequestFile(inputs.output.request).answer()
     barrier()
 

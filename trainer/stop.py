@@ -1,17 +1,21 @@
 """How a run is asked to stop: a request file, or a signal. Nothing here talks to other ranks.
 
-Promise: the file is read, never written; a half-written (still empty) file is given one more update before it is taken
-as a request; a second line that is not understood stops the run now rather than never. Standard library only.
+Promise: the file is read, never written; a half-written (still empty) file is given one more update before it
+is taken as a request; a second line that is not understood stops the run now rather than never. Standard
+library only.
 """
 
 from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 REQUEST_NAME = "REQUEST_CHECKPOINT_AND_STOP"
 _AT_UPDATE = re.compile(r"at_update:\s*([0-9]{1,18})\s*", re.ASCII)
 
@@ -57,14 +61,16 @@ class RequestFile:
 
 
 class StopSignals:
-    """SIGTERM and SIGUSR1 as stop requests: the handler only notes the signal, the next update boundary acts on it."""
+    """SIGTERM and SIGUSR1 as stop requests:
+    the handler only notes the signal, the next update boundary acts on it.
+    """
 
     def __init__(self) -> None:
         self._received: str | None = None
 
     def install(self) -> None:
         """Replace the process's handlers of both signals. Main thread only."""
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in SIGNALS:
             signal.signal(number, self._note)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
@@ -74,3 +80,18 @@ class StopSignals:
     def received(self) -> str | None:
         """Name of the last such signal, e.g. "SIGTERM", or None."""
         return self._received
+
+
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Processes forked inside never get a stop signal; one that comes meanwhile reaches this process
+    afterwards.
+
+    torchrun signals a rank's whole process group. A loader process that dies of it makes the rank fail in the
+    middle of an update ("DataLoader worker is killed by signal: Terminated") instead of saving.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

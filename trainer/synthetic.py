@@ -1,8 +1,8 @@
 """A small made-up data set, teacher and config, so that the trainer can be shown without anybody's data.
 
-Promise: the same arguments give the same bytes on every machine: pictures are drawn and packed here, with stored
-(uncompressed) deflate blocks, and every number comes from SHA-256. Standard library only, so that it runs without the
-image. Each text describes its picture, so there is something to learn.
+Promise: the same arguments give the same bytes on every machine: pictures are drawn and packed here, with
+stored (uncompressed) deflate blocks, and every number comes from SHA-256. Standard library only, so that it
+runs without the image. Each text describes its picture, so there is something to learn.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def _png(pixels: bytes, size: int) -> bytes:
     body += struct.pack(">I", zlib.adler32(rows))
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     header = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
@@ -116,7 +118,9 @@ def teacher_shapes(patch: int = PATCH, width: int = TEACHER_WIDTH) -> dict[str, 
 
 
 def teacher_bytes(seed: int) -> bytes:
-    """A safetensors file with the teacher's weights: header length, JSON header, little-endian float32 data."""
+    """A safetensors file with the teacher's weights:
+    header length, JSON header, little-endian float32 data.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = b""
     for name, shape in teacher_shapes().items():
@@ -125,7 +129,11 @@ def teacher_bytes(seed: int) -> bytes:
             count *= side
         scale = (shape[-1] ** -0.5) / 2**31
         values = [(number - 2**31) * scale * 2.0 for number in _numbers(f"teacher:{seed}:{name}", count)]
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [len(data), len(data) + 4 * count]}
+        header[name] = {
+            "dtype": "F32",
+            "shape": list(shape),
+            "data_offsets": [len(data), len(data) + 4 * count],
+        }
         data += struct.pack(f"<{count}f", *values)
     text = json.dumps(header, separators=(",", ":")).encode("utf-8")
     text += b" " * (-len(text) % 8)
@@ -153,8 +161,8 @@ def demo_config(
 ) -> dict[str, Any]:
     """The demo's config: 320 rows at a global batch of 8 are 40 updates in one true epoch.
 
-    `image_root` and `teacher_path` are origin paths: they are what the trainer will open, not where the files were
-    written. `seed` must be the one that the data set and the teacher were made with.
+    `image_root` and `teacher_path` are origin paths: they are what the trainer will open, not where the files
+    were written. `seed` must be the one that the data set and the teacher were made with.
     """
     manifest = manifest_bytes(rows, image_root, seed)
     return {
@@ -163,8 +171,14 @@ def demo_config(
         "transformers": "5.11.0",
         "precision": "bf16",
         "model": {
-            "image_size": IMAGE_SIZE, "patch": PATCH, "hidden": 64, "layers": 2, "heads": 4, "text_bytes": 48,
-            "teacher_width": TEACHER_WIDTH, "dropout": 0.1,
+            "image_size": IMAGE_SIZE,
+            "patch": PATCH,
+            "hidden": 64,
+            "layers": 2,
+            "heads": 4,
+            "text_bytes": 48,
+            "teacher_width": TEACHER_WIDTH,
+            "dropout": 0.1,
         },
         "data": {
             "image_root": image_root,
@@ -180,7 +194,10 @@ def demo_config(
         },
         "optimizer": {
             "lr": {"body": 2e-3, "adapter": 3e-3, "head": 4e-3},
-            "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "clip": 1.0,
+            "betas": [0.9, 0.999],
+            "eps": 1e-8,
+            "weight_decay": 0.01,
+            "clip": 1.0,
         },
         "schedule": {"epochs": epochs, "total": total, "warmup": 4, "floor": 0.1},
         "loader": {"workers": workers, "prefetch": 2},

@@ -1,7 +1,7 @@
 """The frozen teacher: picture features from a weights file of known identity.
 
-Promise: weights of any other SHA-256, or of other names, shapes or types, are refused before anything is trained; the
-teacher has no dropout, no gradient, and never enters a checkpoint.
+Promise: weights of any other SHA-256, or of other names, shapes or types, are refused before anything is
+trained; the teacher has no dropout, no gradient, and never enters a checkpoint.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ class Teacher:
         self._patch = patch
         self._weights = {name: tensor.to(device) for name, tensor in weights.items()}
 
-    @torch.no_grad()
     def features(self, pixels: torch.Tensor) -> torch.Tensor:
-        """What the student's picture read-out is pulled towards."""
+        """What the student's picture read-out is pulled towards.
+        Needs no gradient: no weight here asks for one.
+        """
         patches = torch.nn.functional.unfold(pixels.float(), self._patch, stride=self._patch).transpose(1, 2)
         hidden = torch.tanh(patches @ self._weights["patch.weight"].T + self._weights["patch.bias"])
         return hidden.mean(dim=1) @ self._weights["mix.weight"].T
@@ -58,9 +59,14 @@ def load_teacher(content: bytes, model: ModelConfig, device: torch.device) -> Te
         for name, shape in shapes.items()
         if name not in weights or tuple(weights[name].shape) != shape or weights[name].dtype != torch.float32
     ]
-    wrong += [Difference(name, "no such tensor", _described(weights[name])) for name in sorted(set(weights) - set(shapes))]
+    wrong += [
+        Difference(name, "no such tensor", _described(weights[name]))
+        for name in sorted(set(weights) - set(shapes))
+    ]
     if wrong:
-        raise Refusal("the teacher does not fit the model", wrong, "make /model/patch and /model/teacher_width fit it")
+        raise Refusal(
+            "the teacher does not fit the model", wrong, "make /model/patch and /model/teacher_width fit it"
+        )
     return Teacher(weights, model.patch, device)
 
 

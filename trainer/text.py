@@ -1,7 +1,7 @@
 """Text as bytes: the vocabulary, and what `navigation.json` says about the input.
 
-Promise: encoding is a pure function of the text and `text_bytes`; the metadata names everything that changes what a
-token or a pixel means. Standard library only.
+Promise: encoding is a pure function of the text and `text_bytes`; the metadata names everything that changes
+what a token or a pixel means. Standard library only.
 """
 
 from __future__ import annotations

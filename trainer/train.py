@@ -1,7 +1,8 @@
 """`python -m trainer.train --config FILE --manifest FILE --output DIR [--resume-from DIR]`, under torchrun.
 
-Promise: everything that can be refused is refused before a weight is loaded and before the output folder is changed;
-exit 0 means that OUTCOME.json says "finished" or "stopped" and names a complete checkpoint; a refusal exits 3.
+Promise: everything that can be refused is refused before a weight is loaded and before the output folder is
+changed; exit 0 means that OUTCOME.json says "finished" or "stopped" and names a complete checkpoint; a
+refusal exits 3.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def require_versions(config: RunConfig) -> dict[str, str]:
     versions = {name: metadata.version(name) for name in LIBRARIES}
     if versions["transformers"] != config.transformers:
         fix = "run in the image that the run is pinned to"
-        raise refuse("another Transformers", "/transformers", config.transformers, versions["transformers"], fix)
+        raise refuse(
+            "another Transformers", "/transformers", config.transformers, versions["transformers"], fix
+        )
     return versions
 
 
@@ -94,7 +97,9 @@ def total_updates(config: RunConfig, order: Order) -> int:
     total = schedule.total if schedule.total is not None else (schedule.epochs or 0) * order.updates_per_epoch
     if schedule.warmup >= total:
         fix = "shorten the warm-up"
-        raise refuse("the schedule does not fit", "/schedule/warmup", f"below {total}", str(schedule.warmup), fix)
+        raise refuse(
+            "the schedule does not fit", "/schedule/warmup", f"below {total}", str(schedule.warmup), fix
+        )
     return total
 
 

@@ -1,4 +1,6 @@
-"""A checkpoint is complete by content or it is refused; a contract is equal in every field or it is refused."""
+"""A checkpoint is complete by content or it is refused;
+a contract is equal in every field or it is refused.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from trainer.checkpoint import INVENTORY_NAME, Rotation, Seal, aside_for, expected_names, folder_name, seal, verify
+from trainer.checkpoint import (
+    INVENTORY_NAME,
+    Rotation,
+    Seal,
+    aside_for,
+    expected_names,
+    folder_name,
+    seal,
+    verify,
+)
 from trainer.contract import CONTRACT_NAME, Document, differences, require_equal
 from trainer.output import Output
 from trainer.refusal import Refusal
@@ -79,7 +90,9 @@ def test_a_rank_that_was_never_saved_is_named(tmp_path: Path) -> None:
 
 
 def test_contracts_differ_in_every_field_at_once(tmp_path: Path) -> None:
-    """All differences with their pointers: changed, added, gone, another type, inside lists, odd key names."""
+    """All differences with their pointers:
+    changed, added, gone, another type, inside lists, odd key names.
+    """
     then = {"a": 1, "b": {"c~/d": True}, "gone": 0, "list": [1, 2]}
     now = {"a": 1.0, "b": {"c~/d": 1}, "new": None, "list": [1]}
     assert [d.where for d in differences(then, now)] == ["/a", "/b/c~0~1d", "/gone", "/list/1", "/new"]
@@ -95,7 +108,7 @@ def test_the_refusal_of_a_contract(tmp_path: Path) -> None:
     assert str(caught.value) == (
         "REFUSED: checkpoint-20 was made under another contract\n"
         "  resume_contract.json#/loader/workers: expected 0 (in checkpoint), found 8 (now)\n"
-        "  fix: resume with the config and environment that the checkpoint was made with, or rebase declared fields only"
+        "  fix: resume with the config and environment that the checkpoint was made with, or rebase what may change"
     )
 
 
@@ -104,7 +117,11 @@ def test_rotation_deletes_only_its_own(tmp_path: Path) -> None:
     make(tmp_path, 10)
     rotation = Rotation(2)
     assert [rotation.wrote(make(tmp_path, update)) for update in (20, 30, 40)] == [[], [], ["checkpoint-20"]]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-30", "checkpoint-40"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint-10",
+        "checkpoint-30",
+        "checkpoint-40",
+    ]
 
 
 def test_a_fresh_start_writes_over_nothing(tmp_path: Path) -> None:

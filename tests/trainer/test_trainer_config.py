@@ -15,7 +15,9 @@ from trainer.synthetic import demo_config
 
 @pytest.fixture
 def value() -> dict[str, Any]:
-    made: dict[str, Any] = json.loads(json.dumps(demo_config(image_root="/mnt/a", teacher_path="/mnt/t", rows=16)))
+    made: dict[str, Any] = json.loads(
+        json.dumps(demo_config(image_root="/mnt/a", teacher_path="/mnt/t", rows=16))
+    )
     return made
 
 

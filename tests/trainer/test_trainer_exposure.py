@@ -38,12 +38,16 @@ def test_floats_keep_their_bits() -> None:
 
 
 def test_trim_keeps_and_archives(tmp_path: Path) -> None:
-    """Updates 1 to 20 stay, the rest goes to from-20-1, a second time to from-20-2; both parts are byte for byte."""
+    """Updates 1 to 20 stay, the rest goes to from-20-1, a second time to from-20-2;
+    both parts are byte for byte.
+    """
     make_logs(tmp_path, 23)
     before = snapshot(tmp_path)
     with open(log_path(tmp_path, 2), "ab") as stream:
         stream.write(b'{"update": 24, "torn')
-    assert trim_logs(tmp_path, 20, WORLD, next_history(tmp_path, 20)) == [f"rank_{r}.jsonl" for r in range(WORLD)]
+    assert trim_logs(tmp_path, 20, WORLD, next_history(tmp_path, 20)) == [
+        f"rank_{r}.jsonl" for r in range(WORLD)
+    ]
     after = snapshot(tmp_path)
     for rank in range(WORLD):
         kept = after[f"exposure/rank_{rank}.jsonl"]
@@ -62,7 +66,10 @@ def test_trim_keeps_and_archives(tmp_path: Path) -> None:
         (lambda path: path.write_bytes(path.read_bytes()[:-5]), "ends at update 19"),
         (lambda path: path.unlink(), "no such file"),
         (lambda path: path.write_bytes(path.read_bytes().split(b"\n", 1)[1]), "line 1 is of update 2"),
-        (lambda path: path.write_bytes(path.read_bytes().replace(b'"update": 7,', b'"update": 7.0,')), "line 7 is of update None"),
+        (
+            lambda path: path.write_bytes(path.read_bytes().replace(b'"update": 7,', b'"update": 7.0,')),
+            "line 7 is of update None",
+        ),
     ],
 )
 def test_a_log_that_does_not_reach_is_refused(tmp_path: Path, damage: object, found: str) -> None:

@@ -38,7 +38,9 @@ def orders(draw: st.DrawFn) -> Order:
 
 @given(orders(), st.integers(0, 3))
 def test_epoch_is_cut_to_whole_global_batches(order: Order, epoch: int) -> None:
-    """All ranks together see the first whole global batches of the permutation, each row once, in its order."""
+    """All ranks together see the first whole global batches of the permutation,
+    each row once, in its order.
+    """
     completed = epoch * order.updates_per_epoch
     ranks = [order.remaining(completed, epoch, rank) for rank in range(order.world)]
     assert {len(batches) for batches in ranks} == {order.micro_batches_per_epoch}
@@ -49,11 +51,17 @@ def test_epoch_is_cut_to_whole_global_batches(order: Order, epoch: int) -> None:
 
 @given(orders(), st.integers(0, 40), st.data())
 def test_resume_goes_on_where_the_run_was(order: Order, completed: int, data: st.DataObject) -> None:
-    """What is left after N updates is the end of what the whole run sees: in epoch 0, in later ones, and between."""
+    """What is left after N updates is the end of what the whole run sees:
+    in epoch 0, in later ones, and between.
+    """
     rank = data.draw(st.integers(0, order.world - 1))
     last = order.epoch_of(completed) + 1
     whole = [b for epoch in range(last + 1) for b in order.remaining(0, epoch, rank)]
-    left = [b for epoch in range(order.epoch_of(completed), last + 1) for b in order.remaining(completed, epoch, rank)]
+    left = [
+        b
+        for epoch in range(order.epoch_of(completed), last + 1)
+        for b in order.remaining(completed, epoch, rank)
+    ]
     assert left == whole[completed * order.accumulation :]
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.stop import RequestFile, StopRequest, StopSignals, parse_request
+from trainer.stop import RequestFile, StopRequest, StopSignals, deaf_children, parse_request
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,29 @@ def test_signals_are_noted_only(number: signal.Signals) -> None:
         assert signals.received is None
         os.kill(os.getpid(), number)
         assert signals.received == number.name
+    finally:
+        for n, handler in before.items():
+            signal.signal(n, handler)
+
+
+def test_loader_processes_do_not_hear_it() -> None:
+    """torchrun signals the whole process group:
+    a child forked inside lives on, the parent gets its own signal later.
+    """
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        signals = StopSignals()
+        signals.install()
+        with deaf_children():
+            child = subprocess.Popen(
+                [sys.executable, "-c", "import sys; sys.exit(len(sys.stdin.read()))"], stdin=-1
+            )
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert signals.received is None
+        assert signals.received == "SIGTERM"
+        child.terminate()
+        child.communicate(b"seven!!")
+        assert child.returncode == 7
     finally:
         for n, handler in before.items():
             signal.signal(n, handler)

@@ -42,13 +42,17 @@ def test_config_describes_what_was_written(tmp_path: Path) -> None:
     """Manifest and teacher have the identities that the config names, and 320 rows are 40 updates."""
     synthetic.write_manifest(tmp_path / "train.jsonl", 320, "/mnt/origin/images")
     synthetic.write_teacher(tmp_path / "teacher.safetensors", 429)
-    value = synthetic.demo_config(image_root="/mnt/origin/images", teacher_path="/mnt/origin/teacher.safetensors")
+    value = synthetic.demo_config(
+        image_root="/mnt/origin/images", teacher_path="/mnt/origin/teacher.safetensors"
+    )
     config = parse_config(json.loads(json.dumps(value)))
     manifest = read_manifest(tmp_path / "train.jsonl", config.data.image_root)
     teacher = (tmp_path / "teacher.safetensors").read_bytes()
     assert (manifest.sha256, manifest.fingerprint) == (config.data.sha256, config.data.fingerprint)
     assert hashlib.sha256(teacher).hexdigest() == config.teacher.sha256
-    assert len(manifest.rows) // (config.batch.world * config.batch.accumulation * config.batch.per_device) == 40
+    assert (
+        len(manifest.rows) // (config.batch.world * config.batch.accumulation * config.batch.per_device) == 40
+    )
     assert manifest.rows[17].id == "ep-000017"
     assert manifest.rows[17].image == "/mnt/origin/images/000017.png"
 
@@ -67,8 +71,13 @@ def test_teacher_is_safetensors() -> None:
     (length,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + length])
     assert length % 8 == 0
-    assert {name: tuple(header[name]["shape"]) for name in synthetic.teacher_shapes()} == synthetic.teacher_shapes()
-    assert max(header[name]["data_offsets"][1] for name in synthetic.teacher_shapes()) == len(content) - 8 - length
+    assert {
+        name: tuple(header[name]["shape"]) for name in synthetic.teacher_shapes()
+    } == synthetic.teacher_shapes()
+    assert (
+        max(header[name]["data_offsets"][1] for name in synthetic.teacher_shapes())
+        == len(content) - 8 - length
+    )
 
 
 def test_needs_only_the_standard_library() -> None:
@@ -78,7 +87,9 @@ def test_needs_only_the_standard_library() -> None:
         "print([name for name in ('torch', 'numpy', 'PIL', 'transformers') if name in sys.modules])"
     )
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\n"
 
 

@@ -1,7 +1,7 @@
 """Compare two run folders bit for bit: what each rank saw, and every value in their checkpoints.
 
-Promise: all tensors of all ranks' shards, weights and random states are compared by type, shape and bytes, and all
-plain values beside them by equality; nothing is compared within a tolerance.
+Promise: all tensors of all ranks' shards, weights and random states are compared by type, shape and bytes,
+and all plain values beside them by equality; nothing is compared within a tolerance.
 """
 
 from __future__ import annotations
