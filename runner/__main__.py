@@ -1,0 +1,5 @@
+"""`python -m runner` is `ferry`."""
+
+from runner.cli import main
+
+main()
