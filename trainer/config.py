@@ -184,84 +184,79 @@ def _build_section(kind: type[T], value: Any, at: str, wrong: list[Difference]) 
     return kind(**built) if len(built) == len(names) else None
 
 
-def _ranges(config: RunConfig) -> list[Difference]:
-    """What types alone do not say."""
-    model, batch, schedule, teacher, data = (
-        config.model,
-        config.batch,
-        config.schedule,
-        config.teacher,
-        config.data,
+Rule = tuple[str, bool, str, Any]
+
+
+def _count_rules(config: RunConfig) -> list[Rule]:
+    """Counts: where, whether it holds, what is expected, what was found."""
+    model, batch, schedule, saves = config.model, config.batch, config.schedule, config.saves
+    at_least_1 = [("/model", asdict(model)[name], name) for name in ("layers", "hidden", "text_bytes")]
+    at_least_1 += [("/model", model.teacher_width, "teacher_width"), ("/model", model.patch, "patch")]
+    at_least_1 += [("/batch", value, name) for name, value in asdict(batch).items()]
+    at_least_1 += [("/loader", config.loader.prefetch, "prefetch"), ("/saves", saves.every, "every")]
+    optional = [("/saves", saves.keep, "keep"), ("/schedule", schedule.epochs, "epochs")]
+    optional += [("/schedule", schedule.total, "total")]
+    at_least_0 = [("/loader", config.loader.workers, "workers"), ("/schedule", schedule.warmup, "warmup")]
+    at_least_0 += [("/teacher", config.teacher.ramp_updates, "ramp_updates")]
+    rules: list[Rule] = [(f"{at}/{key}", value > 0, "at least 1", value) for at, value, key in at_least_1]
+    rules += [(f"{at}/{key}", value is None or value > 0, "at least 1", value) for at, value, key in optional]
+    rules += [(f"{at}/{key}", value >= 0, "at least 0", value) for at, value, key in at_least_0]
+    return rules
+
+
+def _size_rules(config: RunConfig) -> list[Rule]:
+    """What fits together, and numbers within bounds. Reads sizes that may be 0."""
+    model, batch, schedule = config.model, config.batch, config.schedule
+    given = f"epochs {schedule.epochs}, total {schedule.total}"
+    one_length = (schedule.epochs is None) != (schedule.total is None)
+    whole_patches = (
+        model.patch > 0 and model.image_size >= model.patch and model.image_size % model.patch == 0
     )
+    whole_heads = model.heads > 0 and model.hidden % model.heads == 0
+    global_batch = batch.per_device * batch.accumulation * batch.world
     beta1, beta2 = config.optimizer.betas
-    rules = [
-        ("/name", config.name != "" and config.name.isprintable(), "a printable name", config.name),
+    return [
         ("/seed", 0 <= config.seed < 2**32, "0 to 2^32 - 1", config.seed),
-        ("/precision", config.precision == "bf16", '"bf16"', config.precision),
-        ("/model/patch", 0 < model.patch <= model.image_size, "1 to image_size", model.patch),
-        (
-            "/model/image_size",
-            model.patch > 0 and model.image_size % model.patch == 0,
-            "a multiple of patch",
-            model.image_size,
-        ),
-        (
-            "/model/heads",
-            model.heads > 0 and model.hidden % model.heads == 0,
-            "a divisor of hidden",
-            model.heads,
-        ),
-        ("/model/layers", model.layers > 0, "at least 1", model.layers),
-        ("/model/hidden", model.hidden > 0, "at least 1", model.hidden),
-        ("/model/text_bytes", model.text_bytes > 0, "at least 1", model.text_bytes),
-        ("/model/teacher_width", model.teacher_width > 0, "at least 1", model.teacher_width),
+        ("/model/image_size", whole_patches, "a multiple of patch", model.image_size),
+        ("/model/heads", whole_heads, "a divisor of hidden", model.heads),
         ("/model/dropout", 0.0 <= model.dropout < 1.0, "in [0, 1)", model.dropout),
-        ("/data/image_root", data.image_root.startswith("/"), "an absolute path", data.image_root),
-        ("/data/sha256", _HEX.fullmatch(data.sha256) is not None, "64 hex digits", data.sha256),
         (
-            "/data/fingerprint",
-            _HEX.fullmatch(data.fingerprint.removeprefix("sha256:")) is not None
-            and data.fingerprint.startswith("sha256:"),
-            "sha256: and 64 hex digits",
-            data.fingerprint,
+            "/optimizer/betas",
+            0.0 <= min(beta1, beta2) <= max(beta1, beta2) < 1.0,
+            "in [0, 1)",
+            [beta1, beta2],
         ),
-        ("/teacher/path", teacher.path.startswith("/"), "an absolute path", teacher.path),
-        ("/teacher/sha256", _HEX.fullmatch(teacher.sha256) is not None, "64 hex digits", teacher.sha256),
-        ("/teacher/ramp_updates", teacher.ramp_updates >= 0, "at least 0", teacher.ramp_updates),
-        ("/optimizer/betas", 0.0 <= beta1 < 1.0 and 0.0 <= beta2 < 1.0, "both in [0, 1)", [beta1, beta2]),
         ("/optimizer/clip", config.optimizer.clip > 0.0, "above 0", config.optimizer.clip),
-        (
-            "/schedule/epochs",
-            (schedule.epochs is None) != (schedule.total is None),
-            "exactly one of epochs and total",
-            f"epochs {schedule.epochs}, total {schedule.total}",
-        ),
-        ("/schedule/epochs", schedule.epochs is None or schedule.epochs > 0, "at least 1", schedule.epochs),
-        ("/schedule/total", schedule.total is None or schedule.total > 0, "at least 1", schedule.total),
-        ("/schedule/warmup", schedule.warmup >= 0, "at least 0", schedule.warmup),
+        ("/schedule/epochs", one_length, "exactly one of epochs and total", given),
         ("/schedule/floor", 0.0 <= schedule.floor <= 1.0, "in [0, 1]", schedule.floor),
-        ("/loader/workers", config.loader.workers >= 0, "at least 0", config.loader.workers),
-        ("/loader/prefetch", config.loader.prefetch > 0, "at least 1", config.loader.prefetch),
-        (
-            "/batch",
-            min(batch.per_device, batch.accumulation, batch.world) > 0,
-            "counts of at least 1",
-            asdict(batch),
-        ),
         (
             "/data/rows",
-            data.rows >= batch.per_device * batch.accumulation * batch.world,
-            "at least one global batch",
-            data.rows,
-        ),
-        ("/saves/every", config.saves.every > 0, "at least 1", config.saves.every),
-        (
-            "/saves/keep",
-            config.saves.keep is None or config.saves.keep > 0,
-            "at least 1, or null",
-            config.saves.keep,
+            config.data.rows >= max(1, global_batch),
+            "one global batch or more",
+            config.data.rows,
         ),
     ]
+
+
+def _text_rules(config: RunConfig) -> list[Rule]:
+    """Names, paths and hashes."""
+    data, teacher = config.data, config.teacher
+    mark = data.fingerprint.partition("sha256:")
+    good_mark = mark[0] == "" and _HEX.fullmatch(mark[2]) is not None
+    return [
+        ("/name", config.name != "" and config.name.isprintable(), "a printable name", config.name),
+        ("/precision", config.precision == "bf16", '"bf16"', config.precision),
+        ("/data/image_root", data.image_root.startswith("/"), "an absolute path", data.image_root),
+        ("/data/sha256", _HEX.fullmatch(data.sha256) is not None, "64 hex digits", data.sha256),
+        ("/data/fingerprint", good_mark, "sha256: and 64 hex digits", data.fingerprint),
+        ("/teacher/path", teacher.path.startswith("/"), "an absolute path", teacher.path),
+        ("/teacher/sha256", _HEX.fullmatch(teacher.sha256) is not None, "64 hex digits", teacher.sha256),
+    ]
+
+
+def _ranges(config: RunConfig) -> list[Difference]:
+    """What types alone do not say."""
+    rules = _text_rules(config) + _count_rules(config) + _size_rules(config)
     return [Difference(at, expected, json.dumps(found)) for at, good, expected, found in rules if not good]
 
 

@@ -81,5 +81,5 @@ def require_equal(checkpoint: Path, documents: list[Document]) -> None:
             Difference(f"{document.name}#{d.where}", d.expected, d.found) for d in differences(then, now)
         ]
     if found:
-        fix = "resume with the config and environment that the checkpoint was made with, or rebase what may change"
+        fix = "resume with the config and environment of the checkpoint, or rebase what may change"
         raise Refusal(f"{checkpoint.name} was made under another contract", found, fix)

@@ -55,6 +55,22 @@ def write_document(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
+class Appender:
+    """A file that only grows; it stays open for the life of the process. Made if it is not there."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def append(self, content: bytes) -> None:
+        """Give all of `content` to the kernel. Raises `OSError`, e.g. when the disk is full."""
+        while content:
+            content = content[os.write(self._descriptor, content) :]
+
+    def sync(self) -> None:
+        """Put everything appended so far on disk."""
+        os.fsync(self._descriptor)
+
+
 def rename_folder(aside: Path, final: Path) -> None:
     """Give a finished folder its name. Raises `OSError` if a non-empty folder bears it already."""
     sync_folder(aside)

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from trainer.durable import Appender
+
 
 def announce(line: str) -> None:
     """Write a line to stdout in one piece, so that the lines of several ranks do not mix."""
@@ -30,10 +32,11 @@ class Events:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._stream = open(path, "ab", buffering=0) if path is not None else None
+        self._file = Appender(path) if path is not None else None
 
     def write(self, event: str, **fields: Any) -> None:
-        if self._stream is not None:
+        """Append one event."""
+        if self._file is not None:
             told = {name: _finite_or_name(value) for name, value in fields.items()}
             line = json.dumps({"event": event, **told}, ensure_ascii=False, allow_nan=False)
-            self._stream.write(line.encode("utf-8") + b"\n")
+            self._file.append(line.encode("utf-8") + b"\n")

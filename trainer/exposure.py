@@ -9,11 +9,10 @@ over ranks. Standard library only.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.durable import sync_folder, write_document
+from trainer.durable import Appender, sync_folder, write_document
 from trainer.refusal import Difference, Refusal
 
 
@@ -49,17 +48,18 @@ def log_path(train: Path, rank: int) -> Path:
 
 
 class ExposureLog:
-    """Appends one rank's record; every line reaches the kernel in one write."""
+    """Appends one rank's record, a line at a time."""
 
     def __init__(self, path: Path) -> None:
-        self._stream = open(path, "ab", buffering=0)
+        self._file = Appender(path)
 
     def append(self, exposure: Exposure) -> None:
-        self._stream.write(exposure.line().encode("utf-8"))
+        """Write a line; it is with the kernel when this returns."""
+        self._file.append(exposure.line().encode("utf-8"))
 
     def sync(self) -> None:
         """Put everything appended so far on disk (called before a checkpoint is written)."""
-        os.fsync(self._stream.fileno())
+        self._file.sync()
 
 
 def _update_of(line: bytes) -> int | None:

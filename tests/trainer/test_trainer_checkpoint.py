@@ -108,7 +108,7 @@ def test_the_refusal_of_a_contract(tmp_path: Path) -> None:
     assert str(caught.value) == (
         "REFUSED: checkpoint-20 was made under another contract\n"
         "  resume_contract.json#/loader/workers: expected 0 (in checkpoint), found 8 (now)\n"
-        "  fix: resume with the config and environment that the checkpoint was made with, or rebase what may change"
+        "  fix: resume with the config and environment of the checkpoint, or rebase what may change"
     )
 
 

@@ -1,15 +1,15 @@
 """`python -m tests.trainer.exactness.road --work DIR`: is a run that was moved the run that never moved?
 
 Runs the reference trainer with 4 ranks on made-up data, whole and in legs, and prints one line a case:
-`CASE name EXACT|DIFFERS updates=.. tensors=.. expected=..`. Exit 0 only if each came out as expected. Every resume
-point is one at which the kit's cure matters: a resume without it must differ. About 5 minutes on 2 idle
-cores.
+`CASE name EXACT|DIFFERS updates=.. tensors=.. expected=..`. Exit 0 only if each came out as expected. Every
+resume point is one at which the kit's cure matters: a resume without it must differ. About 5 minutes on
+2 idle cores.
 
     control    40 updates in one leg; a checkpoint every 8
     split      stopped by request at 20, where control saves nothing, in a folder with an odd name; resumed
     uncured    the same resume with the cure switched off: expected to differ
-    workers    2 loader processes instead of none, stopped by SIGTERM to torchrun after 20, resumed: as control
-    border     25 updates over 2.5 epochs of 83 rows (the last batch of each is cut): resumed in mid-epoch 1,
+    workers    2 loader processes instead of none, stopped by SIGTERM to torchrun after 20: as control
+    border     25 updates over 2.5 epochs of 83 rows (each ends in a cut batch): resumed in mid-epoch 1,
                and exactly between epochs 1 and 2
 """
 
