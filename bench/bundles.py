@@ -48,7 +48,13 @@ def measure(work: Path, gib: float) -> None:
     ours = median(lambda: verify(open_bundle(bundle)))
     stock = median(lambda: subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=bundle, check=True), runs=1)
     row("verify against sha256sum -c: times as fast", stock / ours, "at least 8", stock, ours)
-    row("verify against all cores hashing: share reached", hash_bound(bundle) / ours, "at least 0.85", hash_bound(bundle), ours)
+    row(
+        "verify against all cores hashing: share reached",
+        hash_bound(bundle) / ours,
+        "at least 0.85",
+        hash_bound(bundle),
+        ours,
+    )
     time.sleep(2.1)  # Files are remembered once their timestamps are old enough to tell a later change.
     verify(open_bundle(bundle))
     server = documents.load(ServerProfile, make_server(work / "server"))

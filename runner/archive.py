@@ -49,7 +49,9 @@ def collect(root: Path, *, skip: frozenset[str] = frozenset({"__pycache__"})) ->
         if skip.intersection(relative.parts) or path.is_dir():
             continue
         if path.is_symlink() or not path.is_file():
-            raise Refusal(Fault("not a regular file", str(path), "regular files and folders", "a link or a device", "remove it"))
+            raise Refusal(
+                Fault("not a regular file", str(path), "regular files and folders", "a link or a device", "remove it")
+            )
         files[str(relative)] = (os.access(path, os.X_OK), path.read_bytes())
     return files
 
@@ -68,7 +70,9 @@ def read(path: Path) -> dict[str, tuple[bool, bytes]]:
             for member in tar:
                 name = member.name.removesuffix("/") if member.isdir() else member.name
                 if reason := _reason(member, name, files):
-                    faults.append(Fault("unsafe", f"{path}: {name}", "a plain file or folder inside it", reason, _PACK_AGAIN))
+                    faults.append(
+                        Fault("unsafe", f"{path}: {name}", "a plain file or folder inside it", reason, _PACK_AGAIN)
+                    )
                     continue
                 total += member.size
                 if len(files) >= LIMIT_FILES or total > LIMIT_BYTES:

@@ -84,7 +84,9 @@ def _emit(as_json: bool, value: Any, text: str) -> None:
 @app.command("verify")
 def verify_command(
     bundle: BundleArgument,
-    quick: Annotated[bool, typer.Option("--quick", help="trust files that did not change since they were verified")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="trust files that did not change since they were verified")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Read every byte of a bundle and check what the bytes mean."""
@@ -92,7 +94,11 @@ def verify_command(
     value = {"bundle": str(verified.path), "root": verified.root, "files": len(verified.digests), "verdict": "verified"}
     spec = verified.spec
     state = f"update {spec.from_update} of {spec.updates}"
-    _emit(as_json, value | {"run": spec.name, "update": spec.from_update}, f"VERIFIED {spec.name} at {state}, root {verified.root}")
+    _emit(
+        as_json,
+        value | {"run": spec.name, "update": spec.from_update},
+        f"VERIFIED {spec.name} at {state}, root {verified.root}",
+    )
 
 
 @app.command("prepare")
@@ -111,7 +117,9 @@ def prepare_command(
 @app.command("resume")
 def resume_command(
     run: RunArgument,
-    bundle: Annotated[Path | None, typer.Option("--bundle", help="prepare this bundle first, if RUN does not exist")] = None,
+    bundle: Annotated[
+        Path | None, typer.Option("--bundle", help="prepare this bundle first, if RUN does not exist")
+    ] = None,
     server: Annotated[Path | None, typer.Option("--server", help="with --bundle: this server's profile")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="start the run and return")] = False,
     dry_run: DryRunOption = False,
@@ -153,7 +161,9 @@ def resume_command(
 @app.command("stop")
 def stop_command(
     run: RunArgument,
-    at_update: Annotated[int | None, typer.Option("--at-update", help="ask only: not before this update; returns at once")] = None,
+    at_update: Annotated[
+        int | None, typer.Option("--at-update", help="ask only: not before this update; returns at once")
+    ] = None,
     grace_s: Annotated[float | None, typer.Option("--grace", help="seconds to wait before each harder step")] = None,
     as_json: JsonOption = False,
     dry_run: DryRunOption = False,
@@ -164,7 +174,11 @@ def stop_command(
     name = container_name(folder.spec().name, folder.path)
     request = folder.output / folder.spec().outputs.request
     if dry_run:
-        _emit(as_json, {"request": str(request)}, f"would write {request} and wait; the run is {engine.inspect(name).phase.value}")
+        _emit(
+            as_json,
+            {"request": str(request)},
+            f"would write {request} and wait; the run is {engine.inspect(name).phase.value}",
+        )
         return
     if at_update is not None:
         resuming.request_stop(folder, at_update)
@@ -177,12 +191,16 @@ def stop_command(
             name,
             engine,
             grace_s=grace,
-            on_progress=lambda at: waiting.update(f"waiting for the checkpoint: update {at.update}, {at.waited_s:.0f} s"),
+            on_progress=lambda at: waiting.update(
+                f"waiting for the checkpoint: update {at.update}, {at.waited_s:.0f} s"
+            ),
         )
     ended = resuming.close(folder, name, engine, state)
     newest, _ = folder.checkpoints()
     value = {"verdict": ended.verdict.value, "checkpoint": newest.name if newest else None}
-    _emit(as_json, value, f"{ended.verdict.value.upper()}; resume continues from {newest.name if newest else 'nothing'}")
+    _emit(
+        as_json, value, f"{ended.verdict.value.upper()}; resume continues from {newest.name if newest else 'nothing'}"
+    )
 
 
 @app.command("status")
@@ -217,7 +235,11 @@ def pack_command(
             screen.err.print(f"left out, not complete: {line}", markup=False, style="yellow")
         if dry_run:
             names = sorted(contents.files.keys() | contents.made.keys())
-            _emit(as_json, {"files": names, "update": contents.update}, "\n".join([*names, f"at update {contents.update}"]))
+            _emit(
+                as_json,
+                {"files": names, "update": contents.update},
+                "\n".join([*names, f"at update {contents.update}"]),
+            )
             return
         with screen.bytes_progress("packing", contents.size_bytes) as advance:
             packed = packing.pack(folder, output, advance)
@@ -244,7 +266,9 @@ def compare_command(
 
 @app.command("demo")
 def demo_command(
-    work: Annotated[Path, typer.Option("--work", help="where the demo lives; made anew each time")] = PROJECT / ".ferry" / "demo",
+    work: Annotated[Path, typer.Option("--work", help="where the demo lives; made anew each time")] = PROJECT
+    / ".ferry"
+    / "demo",
     project: ProjectOption = PROJECT,
 ) -> None:
     """Move a small real run between two servers, and compare it with one that never moved."""
@@ -313,5 +337,3 @@ def _settled_state(folder: RunFolder) -> State:
     if state.phase is not Phase.RUNNING:
         resuming.close_if_open(folder, state)
     return state
-
-

@@ -23,7 +23,7 @@ _TENSOR_FILES = (".safetensors", ".pt", ".pth")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One update in both runs: the loss (mean over ranks) and whether everything logged of it is equal on every rank."""
+    """One update in both runs: the loss (mean over ranks) and whether all that was logged is equal on every rank."""
 
     update: int
     loss_a: float
@@ -96,7 +96,9 @@ def _logs(folder: RunFolder) -> dict[int, dict[int, dict[str, Any]]]:
         if match is not None:
             logs[int(match[1])] = {row["update"]: row for row in read_exposure(path)}
     if not logs:
-        raise Refusal(Fault("no exposure log", str(place), "rank_R.jsonl of each rank", "none", "compare runs that trained"))
+        raise Refusal(
+            Fault("no exposure log", str(place), "rank_R.jsonl of each rank", "none", "compare runs that trained")
+        )
     return logs
 
 
@@ -118,7 +120,9 @@ def _rows(
                 continue
             for field in sorted(row_a.keys() | row_b.keys()):
                 if row_a.get(field) != row_b.get(field):
-                    differences.append(f"update {update}, rank {rank}, {field}: {row_a.get(field)} against {row_b.get(field)}")
+                    differences.append(
+                        f"update {update}, rank {rank}, {field}: {row_a.get(field)} against {row_b.get(field)}"
+                    )
                     equal = False
             losses[0].append(float.fromhex(row_a["loss"]))
             losses[1].append(float.fromhex(row_b["loss"]))

@@ -12,7 +12,9 @@ import yaml
 
 from runner.plan import LaunchPlan, Mount
 
-_HEADER = "# Written by ferry from the launch plan: start it with `docker compose up trainer` beside Ferry's compose.yaml.\n"
+_HEADER = (
+    "# Written by ferry from the launch plan: start it with `docker compose up trainer` beside Ferry's compose.yaml.\n"
+)
 
 
 def render(plan: LaunchPlan) -> bytes:

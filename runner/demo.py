@@ -101,7 +101,9 @@ def _fresh(work: Path) -> Path:
     if work.exists() and any(work.iterdir()):
         if not (work / _MARKER).exists():
             fix = "give an empty folder with --work"
-            raise Refusal(Fault("folder is not the demo's", str(work), "an empty folder, or an older demo", "other files", fix))
+            raise Refusal(
+                Fault("folder is not the demo's", str(work), "an empty folder, or an older demo", "other files", fix)
+            )
         for path in (work / "origin").glob("*"):
             path.unlink()
         shutil.rmtree(work)
@@ -136,12 +138,13 @@ def _server(work: Path, name: str, layout: str, engine: Engine, project: Path) -
 
 
 def _draft(work: Path, project: Path, origin: str, pin: image.ImagePin) -> Path:
-    """Lay out what the first bundle holds: the trainer as code, the manifest, the config, and the run spec of it all."""
+    """Lay out what the first bundle holds: the trainer as code, manifest, config, and the run spec of it all."""
     draft = work / "draft"
     images, teacher = f"{origin}/images", f"{origin}/teacher.safetensors"
     synthetic.write_manifest(draft / "data" / "train.jsonl", ROWS, images, SEED)
     config = synthetic.demo_config(image_root=images, teacher_path=teacher, rows=ROWS, seed=SEED)
     write_file(draft / "configs" / "train.json", to_json(config))
+    teacher_sha256 = "sha256:" + sha256_bytes(synthetic.teacher_bytes(SEED))
     archive, code = pack.describe_code({"trainer": project / "trainer"})
     write_file(draft / "source" / "code.tar.gz", archive)
     spec = {
@@ -155,7 +158,8 @@ def _draft(work: Path, project: Path, origin: str, pin: image.ImagePin) -> Path:
         "launch": {
             "module": "trainer.train",
             "args": [
-                "--config", "{bundle}/configs/train.json", "--manifest", "{bundle}/data/train.jsonl", "--output", "{output}",
+                "--config", "{bundle}/configs/train.json", "--manifest", "{bundle}/data/train.jsonl",
+                "--output", "{output}",
             ],
             "resume_args": ["--resume-from", "{checkpoint}"],
             "env": {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
@@ -168,7 +172,7 @@ def _draft(work: Path, project: Path, origin: str, pin: image.ImagePin) -> Path:
         },
         "assets": {
             "images": {"origin": images, "kind": "folder"},
-            "teacher": {"origin": teacher, "kind": "file", "sha256": "sha256:" + sha256_bytes(synthetic.teacher_bytes(SEED))},
+            "teacher": {"origin": teacher, "kind": "file", "sha256": teacher_sha256},
         },
         "rebase": {"mount": ["images", "teacher"]},
     }  # fmt: skip
@@ -197,7 +201,7 @@ def _train(bundle: Path, server: Server, project: Path, stop_at: int | None, exp
 
 
 def _listener(folder: RunFolder, stop_at: int | None, show: Callable[[str], None]) -> Callable[[str], None]:
-    """Return what hears the console: it shows the lines worth seeing, and asks for the stop once the segment is open."""
+    """Return what hears the console: it shows the lines worth seeing, and asks for the stop in time."""
 
     def hear(line: str) -> None:
         if line.startswith("FERRY SEGMENT") and stop_at is not None:

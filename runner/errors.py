@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 
 class ExitCode(enum.IntEnum):
-    """What a Ferry command, or the start program in a container, ends with. Documented in docs/reference/exit-codes.md."""
+    """What a Ferry command, or the start program in a container, ends with (docs/reference/exit-codes.md)."""
 
     OK = 0
     FAILED = 1
@@ -100,7 +100,7 @@ def refuse_if(faults: Iterable[Fault], exit_code: ExitCode = ExitCode.REFUSED) -
 
 
 def printable(text: str) -> str:
-    """Return `text` with control characters and lone surrogates escaped, so that a hostile name cannot steer a terminal."""
+    """Return `text` with control characters and lone surrogates escaped: no hostile name steers a terminal."""
     return "".join(
         char if char.isprintable() or char == "\n" else char.encode("unicode_escape", "surrogatepass").decode("ascii")
         for char in text

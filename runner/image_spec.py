@@ -79,9 +79,13 @@ def load_spec(name: str, project: Path) -> ImageSpec:
     if not path.is_file():
         known = sorted(found.stem for found in (project / "images").glob("*.yaml"))
         raise Refusal(
-            Fault("no such image", str(path), f"one of {', '.join(known) or 'none'}", name, "check the name, or write it")
+            Fault(
+                "no such image", str(path), f"one of {', '.join(known) or 'none'}", name, "check the name, or write it"
+            )
         )
     spec = documents.load(ImageSpec, path)
     if spec.name != name:
-        raise Refusal(Fault("name differs", f"{path}: name", f"'{name}', as the file", f"'{spec.name}'", "make them equal"))
+        raise Refusal(
+            Fault("name differs", f"{path}: name", f"'{name}', as the file", f"'{spec.name}'", "make them equal")
+        )
     return spec

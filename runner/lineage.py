@@ -74,7 +74,11 @@ def parse(raw: bytes, where: str) -> tuple[Link, ...]:
         except ValueError as error:
             raise Refusal(Fault("lineage damaged", place, "one JSON object", str(error), fix)) from error
         if not isinstance(value, dict) or {key: type(entry) for key, entry in value.items()} != kinds:
-            raise Refusal(Fault("lineage damaged", place, "exactly " + ", ".join(kinds), line[:80].decode("utf-8", "replace"), fix))
+            raise Refusal(
+                Fault(
+                    "lineage damaged", place, "exactly " + ", ".join(kinds), line[:80].decode("utf-8", "replace"), fix
+                )
+            )
         link = Link(**value)
         if link.line != line:
             raise Refusal(Fault("lineage edited", place, "canonical JSON", "another form of it", fix))

@@ -22,7 +22,7 @@ _LIMIT_FAULTS = 20
 
 @dataclasses.dataclass(frozen=True)
 class ManifestFacts:
-    """What identifies a manifest: rows, SHA-256 of its bytes, and the path-independent fingerprint ('sha256:...' both)."""
+    """What identifies a manifest: rows, SHA-256 of its bytes, path-independent fingerprint ('sha256:...' both)."""
 
     rows: int
     sha256: str
@@ -81,7 +81,9 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         with path.open("rb") as file:
             yield from enumerate(file, 1)
     except OSError as error:
-        raise Refusal(Fault("manifest cannot be read", str(path), "a readable file", str(error), _MAKE_AGAIN)) from error
+        raise Refusal(
+            Fault("manifest cannot be read", str(path), "a readable file", str(error), _MAKE_AGAIN)
+        ) from error
 
 
 def _relative(row: dict[str, Any], column: str, prefix: str) -> str:

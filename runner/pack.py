@@ -68,7 +68,8 @@ def gather(folder: RunFolder) -> Contents:
     if holder is not None:
         fix = "stop it first: `ferry stop`"
         raise Refusal(
-            Fault("the run is running", str(folder.lease), "a run that nobody trains", holder, fix), exit_code=ExitCode.LEASE_HELD
+            Fault("the run is running", str(folder.lease), "a run that nobody trains", holder, fix),
+            exit_code=ExitCode.LEASE_HELD,
         )
     newest, rejected = folder.checkpoints()
     if newest is None:
@@ -164,7 +165,7 @@ def render_spec(spec: RunSpec) -> bytes:
 
 
 def describe_code(folders: Mapping[str, Path]) -> tuple[bytes, dict[str, str]]:
-    """Return the archive of `folders` (name in the archive -> folder), and what the spec says of it: sha256 and tree."""
+    """Return the archive of `folders` (name in it -> folder), and what the spec says of it: sha256 and tree."""
     members = {
         f"{prefix}/{name}": entry for prefix, root in folders.items() for name, entry in archive.collect(root).items()
     }
@@ -222,5 +223,3 @@ def _copy(source: Path, target: Path, on_bytes: Callable[[int], None] | None) ->
                 on_bytes(len(chunk))
         os.fsync(writer.fileno())
     return digest.hexdigest()
-
-

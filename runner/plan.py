@@ -41,7 +41,7 @@ class HostFacts:
 
 @dataclasses.dataclass(frozen=True)
 class RunPaths:
-    """Where the parts of a run folder lie, as the engine shows them to the run: inside a container, or on the host."""
+    """Where the parts of a run folder lie as the engine shows them: inside a container, or on the host."""
 
     bundle: str
     code: str
@@ -53,7 +53,7 @@ class RunPaths:
 
 @dataclasses.dataclass(frozen=True)
 class LaunchPlan:
-    """What an engine starts. Sizes in bytes, times in seconds; `command` is the whole argv after the image's entry point.
+    """What an engine starts. Sizes in bytes, times in seconds; `command` is the argv after the image's entry point.
 
     `links` (venv engine only) are symbolic links that stand in for mounts: link path -> target.
     """
@@ -107,7 +107,9 @@ def plan_launch(inputs: RebasedInputs, image: ReadyImage, folder: Path, host: Ho
 
 def _container_paths() -> RunPaths:
     root = str(CONTAINER_ROOT)
-    return RunPaths(f"{root}/bundle", f"{root}/code", f"{root}/run", f"{root}/control", f"{root}/segments", f"{root}/lease")
+    return RunPaths(
+        f"{root}/bundle", f"{root}/code", f"{root}/run", f"{root}/control", f"{root}/segments", f"{root}/lease"
+    )
 
 
 def _host_paths(inputs: RebasedInputs, folder: Path) -> RunPaths:

@@ -56,7 +56,8 @@ def run(
         )
     except OSError as error:
         raise Refusal(
-            Fault("program does not start", words[0], "an executable program", str(error), fix), exit_code=ExitCode.FAILED
+            Fault("program does not start", words[0], "an executable program", str(error), fix),
+            exit_code=ExitCode.FAILED,
         ) from error
     with process:
         if on_line is None:

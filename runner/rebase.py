@@ -19,7 +19,20 @@ from runner.spec import Asset
 from runner.verify import VerifiedBundle
 
 # Folders of the container that belong to the image, the kernel or the launch plan: no asset is mounted over them.
-RESERVED = ("/ferry", "/opt/ferry", "/opt/venv", "/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/lib", "/lib64", "/tmp")
+RESERVED = (
+    "/ferry",
+    "/opt/ferry",
+    "/opt/venv",
+    "/proc",
+    "/sys",
+    "/dev",
+    "/etc",
+    "/usr",
+    "/bin",
+    "/lib",
+    "/lib64",
+    "/tmp",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,10 +81,12 @@ class RebasedInputs:
         }
 
 
-def rebase(bundle: VerifiedBundle, server: ServerProfile, on_bytes: Callable[[int], None] | None = None) -> RebasedInputs:
+def rebase(
+    bundle: VerifiedBundle, server: ServerProfile, on_bytes: Callable[[int], None] | None = None
+) -> RebasedInputs:
     """Find every asset of `bundle` on `server`. Reads the files among them once, to know them by their hash.
 
-    Raises `Refusal` with every asset that the profile does not name, that is absent, of another kind or of another hash.
+    Raises `Refusal` with every asset that the profile does not name, or that is absent, of another kind or hash.
     """
     faults: list[Fault] = []
     found: list[RebasedAsset] = []
@@ -79,7 +94,9 @@ def rebase(bundle: VerifiedBundle, server: ServerProfile, on_bytes: Callable[[in
         host = server.assets.get(name)
         if host is None:
             fix = f"add to the server profile, under assets: '{name}: PATH', this server's copy of {asset.origin}"
-            faults.append(Fault("asset not in the profile", f"server {server.name}: assets", f"'{name}'", "nothing", fix))
+            faults.append(
+                Fault("asset not in the profile", f"server {server.name}: assets", f"'{name}'", "nothing", fix)
+            )
             continue
         faults += _origin_faults(name, asset)
         faults += _asset_faults(name, asset, Path(host), on_bytes)
@@ -89,10 +106,14 @@ def rebase(bundle: VerifiedBundle, server: ServerProfile, on_bytes: Callable[[in
 
 
 def _origin_faults(name: str, asset: Asset) -> list[Fault]:
-    if asset.origin == "/" or any(asset.origin == folder or asset.origin.startswith(folder + "/") for folder in RESERVED):
+    if asset.origin == "/" or any(
+        asset.origin == folder or asset.origin.startswith(folder + "/") for folder in RESERVED
+    ):
         fix = "no run should know its data by such a path; rewrite the field instead of mounting"
         where = f"run.yaml: assets.{name}.origin"
-        return [Fault("origin cannot be mounted over", where, "a path outside of " + ", ".join(RESERVED), asset.origin, fix)]
+        return [
+            Fault("origin cannot be mounted over", where, "a path outside of " + ", ".join(RESERVED), asset.origin, fix)
+        ]
     return []
 
 
@@ -101,7 +122,11 @@ def _asset_faults(name: str, asset: Asset, host: Path, on_bytes: Callable[[int],
     right_kind = host.is_file() if asset.kind == "file" else host.is_dir()
     if not right_kind:
         found = "nothing" if not host.exists() else "another kind of entry"
-        return [Fault("asset missing", where, f"a {asset.kind}", found, "bring it to this server, or mend the profile's path")]
+        return [
+            Fault(
+                "asset missing", where, f"a {asset.kind}", found, "bring it to this server, or mend the profile's path"
+            )
+        ]
     if asset.sha256 is None:
         return []
     try:

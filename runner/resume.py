@@ -78,7 +78,8 @@ def start(folder: RunFolder, image: ReadyImage, engine: Engine) -> LaunchPlan:
     if holder is not None:
         fix = "follow it with `ferry status`, or end it with `ferry stop`"
         raise Refusal(
-            Fault("lease is held", str(folder.lease), "a run that nobody trains", holder, fix), exit_code=ExitCode.LEASE_HELD
+            Fault("lease is held", str(folder.lease), "a run that nobody trains", holder, fix),
+            exit_code=ExitCode.LEASE_HELD,
         )
     settle(folder, engine.inspect(plan.name), int(time.time()))
     engine.prepare(plan)

@@ -156,7 +156,9 @@ def read_exposure(path: Path) -> list[dict[str, Any]]:
             rows.append({**row, "update": int(row["update"])})
         except (ValueError, KeyError, TypeError) as error:
             fix = "resume the run: the trainer trims its logs to the checkpoint"
-            raise Refusal(Fault("exposure log damaged", f"{path}:{number}", "a JSON object", str(error), fix)) from error
+            raise Refusal(
+                Fault("exposure log damaged", f"{path}:{number}", "a JSON object", str(error), fix)
+            ) from error
     return rows
 
 

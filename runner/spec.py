@@ -46,7 +46,7 @@ class CheckpointRef(Document):
 
 
 class Launch(Document):
-    """What torchrun starts. `{output}`, `{checkpoint}`, `{bundle}` and `{code}` in arguments become paths of the engine.
+    """What torchrun starts. `{output}`, `{checkpoint}`, `{bundle}` and `{code}` in arguments become paths.
 
     `resume_args` are appended when the run continues from a checkpoint, and only then.
     """
@@ -69,7 +69,7 @@ class Data(Document):
 
 
 class Asset(Document):
-    """What a server must bring: a folder, or a file of which the hash is known. `origin` is the path the run knows it by."""
+    """What a server must bring: a folder, or a file of which the hash is known. The run knows it by the path `origin`."""
 
     origin: AbsolutePath
     kind: Literal["file", "folder"]
@@ -83,7 +83,7 @@ class Asset(Document):
 
 
 class Rebase(Document):
-    """How this server's data takes the place of the origin's: `mount` names the assets that are mounted at their origin."""
+    """How a server's data takes the place of the origin's: the assets in `mount` are mounted at their origin."""
 
     mount: tuple[Name, ...] = ()
 
@@ -99,7 +99,7 @@ class Outputs(Document):
 
 
 class RunSpec(Document):
-    """`run.yaml`. `checkpoint: fresh` says in words that the run begins here; nothing starts from scratch by accident."""
+    """`run.yaml`. `checkpoint: fresh` says that the run begins here; nothing starts from scratch by accident."""
 
     ferry: Literal[1]
     name: Name

@@ -54,7 +54,9 @@ def read_status(folder: RunFolder, state: State) -> Status:
     last = updates[-1] if updates else {}
     newest, rejected = folder.checkpoints()
     links = folder.links()
-    seconds = [float(event["seconds"]) for event in updates[-_RATE_OVER:] if isinstance(event.get("seconds"), (int, float))]
+    seconds = [
+        float(event["seconds"]) for event in updates[-_RATE_OVER:] if isinstance(event.get("seconds"), (int, float))
+    ]
     rate = sum(seconds) / len(seconds) if seconds else None
     update = int(last.get("update", newest.update if newest else 0))
     seal = folder.seal()
@@ -76,14 +78,17 @@ def read_status(folder: RunFolder, state: State) -> Status:
         incomplete={name: refusal.faults[0].what for name, refusal in rejected.items()},
         verdict=links[-1].verdict if links and not running else None,
         segments=tuple(
-            f"{link.segment} on {link.server}: updates {link.first_update} to {link.last_update}, {link.verdict}" for link in links
+            f"{link.segment} on {link.server}: updates {link.first_update} to {link.last_update}, {link.verdict}"
+            for link in links
         ),
     )
 
 
 def latest(folder: RunFolder) -> tuple[int, float | None]:
     """Return the last update that the trainer logged (0: none yet) and its loss; reads the end of one file."""
-    updates = [event for event in _events(folder.output / folder.spec().outputs.events) if event.get("event") == "update"]
+    updates = [
+        event for event in _events(folder.output / folder.spec().outputs.events) if event.get("event") == "update"
+    ]
     return (int(updates[-1]["update"]), _number(updates[-1].get("loss"))) if updates else (0, None)
 
 
@@ -95,7 +100,11 @@ def render(status: Status) -> RenderableType:
     table.add_column(style="dim")
     table.add_column()
     rows = [
-        ("update", f"{status.update} of {status.updates}" + (f", epoch {status.epoch:.4f}" if status.epoch is not None else "")),
+        (
+            "update",
+            f"{status.update} of {status.updates}"
+            + (f", epoch {status.epoch:.4f}" if status.epoch is not None else ""),
+        ),
         ("loss", _shown(status.loss, ".4f")),
         ("learning rate", _shown(status.learning_rate, ".4g")),
         ("rate", f"{status.seconds_per_update:.2f} s per update" if status.seconds_per_update else "-"),

@@ -49,11 +49,15 @@ def parse(raw: bytes, where: str) -> dict[str, str]:
         if match is None or line.endswith(b"\r"):
             shown = line[:80].decode("utf-8", "surrogateescape")
             fix = "convert its line ends to LF" if line.endswith(b"\r") else _FETCH_AGAIN
-            faults.append(Fault("not a line of the list", place, "64 hex digits, two spaces, a path", shown or "nothing", fix))
+            faults.append(
+                Fault("not a line of the list", place, "64 hex digits, two spaces, a path", shown or "nothing", fix)
+            )
             continue
         name = os.fsdecode(match[3] if not match[1] else _unescaped(match[3], place, faults))
         if reason := unsafe_reason(name):
-            faults.append(Fault("unsafe", place, "a relative path inside the bundle", f"{name} ({reason})", _FETCH_AGAIN))
+            faults.append(
+                Fault("unsafe", place, "a relative path inside the bundle", f"{name} ({reason})", _FETCH_AGAIN)
+            )
         elif name in digests:
             faults.append(Fault("listed twice", place, "every path once", name, _FETCH_AGAIN))
         else:

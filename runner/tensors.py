@@ -129,7 +129,10 @@ class _Reader(pickle.Unpickler):
             return collections.OrderedDict
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return self._tensor
-        if (module, name) in {("torch._utils", "_rebuild_parameter"), ("torch._utils", "_rebuild_parameter_with_state")}:
+        if (module, name) in {
+            ("torch._utils", "_rebuild_parameter"),
+            ("torch._utils", "_rebuild_parameter_with_state"),
+        }:
             return lambda data, *_: data
         return _inert_class(module, name)
 
@@ -139,7 +142,9 @@ class _Reader(pickle.Unpickler):
                 return _Storage(getattr(kind, "__name__", "UntypedStorage"), key)
         raise pickle.UnpicklingError(f"unknown persistent id {pid!r}")
 
-    def _tensor(self, storage: _Storage, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> Tensor:
+    def _tensor(
+        self, storage: _Storage, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], *_: Any
+    ) -> Tensor:
         if storage.key not in self._contents:
             self._contents[storage.key] = self._archive.read(f"{self._prefix}/data/{storage.key}")
         content = self._contents[storage.key]
@@ -151,7 +156,9 @@ class _Reader(pickle.Unpickler):
         return Tensor(dtype, tuple(shape), sha256_bytes(elements))
 
 
-def _rows(content: memoryview, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], size: int) -> Iterator[memoryview]:
+def _rows(
+    content: memoryview, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], size: int
+) -> Iterator[memoryview]:
     """Yield the elements in row-major order, in pieces as long as the strides allow."""
     if 0 in shape:
         return

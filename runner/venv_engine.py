@@ -28,7 +28,8 @@ _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from runner.inside.st
 # Reaps the run and records how it ended, also when the process that started it is gone.
 _WARDEN = (
     "import json, os, subprocess, sys; log, ended, *argv = sys.argv[1:]; "
-    "code = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=open(log, 'ab'), stderr=subprocess.STDOUT).returncode; "
+    "out = open(log, 'ab'); "
+    "code = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT).returncode; "
     "aside = ended + '.new'; open(aside, 'w').write(json.dumps({'exit_code': code})); os.replace(aside, ended)"
 )
 
@@ -50,7 +51,9 @@ class VenvEngine:
             if path.is_symlink() or path.exists():
                 if path.resolve() != Path(target).resolve() and not self._empty_folder(path):
                     fix = f"move it away, or use the docker engine, which mounts {target} there"
-                    faults.append(Fault("origin is taken", link, f"nothing, or a link to {target}", "something else", fix))
+                    faults.append(
+                        Fault("origin is taken", link, f"nothing, or a link to {target}", "something else", fix)
+                    )
                     continue
                 if path.resolve() == Path(target).resolve():
                     continue
@@ -66,7 +69,9 @@ class VenvEngine:
     def start(self, plan: LaunchPlan) -> None:
         """Start the start program in the venv of the plan, in a session of its own."""
         if self.inspect(plan.name).phase is Phase.RUNNING:
-            fault = Fault("the run is running", plan.name, "no such process", "a running one", "end it with `ferry stop`")
+            fault = Fault(
+                "the run is running", plan.name, "no such process", "a running one", "end it with `ferry stop`"
+            )
             raise Refusal(fault, exit_code=ExitCode.LEASE_HELD)
         for folder in ("home", "huggingface", "torch-extensions"):
             (self._scratch / folder).mkdir(parents=True, exist_ok=True)

@@ -80,7 +80,9 @@ def open_bundle(path: Path) -> Bundle:
         raw = where.read_bytes()
     except OSError as error:
         fix = "give the folder that holds SHA256SUMS; a bundle without one is not complete"
-        raise Refusal(Fault("not a bundle", str(where), "the list of its files", os.strerror(error.errno or 0), fix)) from error
+        raise Refusal(
+            Fault("not a bundle", str(where), "the list of its files", os.strerror(error.errno or 0), fix)
+        ) from error
     digests = sums.parse(raw, str(where))
     faults: list[Fault] = []
     sizes = _walk(path, faults)
@@ -150,7 +152,9 @@ def _code(bundle: Bundle, spec: RunSpec) -> archive.Members:
     members = archive.read(where)
     tree = archive.tree_of(members)
     if tree != spec.code.tree:
-        raise Refusal(Fault("code tree differs", str(where), f"tree {spec.code.tree}", f"tree {tree}", "pack the run again"))
+        raise Refusal(
+            Fault("code tree differs", str(where), f"tree {spec.code.tree}", f"tree {tree}", "pack the run again")
+        )
     return members
 
 
@@ -174,7 +178,9 @@ def _checkpoint(bundle: Bundle, spec: RunSpec) -> census.Checkpoint | None:
     where = str(bundle.path / spec.checkpoint.path)
     faults = []
     if checkpoint.update != spec.checkpoint.update:
-        faults.append(Fault("update differs", where, str(spec.checkpoint.update), str(checkpoint.update), "pack the run again"))
+        faults.append(
+            Fault("update differs", where, str(spec.checkpoint.update), str(checkpoint.update), "pack the run again")
+        )
     if checkpoint.updates != spec.updates:
         fix = "a new total is a continuation, not a move: declare it"
         faults.append(Fault("total of updates differs", where, f"{spec.updates}", f"{checkpoint.updates}", fix))
@@ -182,7 +188,9 @@ def _checkpoint(bundle: Bundle, spec: RunSpec) -> census.Checkpoint | None:
         listed = bundle.digests[f"{spec.checkpoint.path}/{name}"]
         if listed != entry.sha256:
             fix = "the checkpoint was changed before it was packed: pack it again from where it was made"
-            faults.append(Fault("inventory and list differ", f"{where}/{name}", f"sha256 {entry.sha256}", f"sha256 {listed}", fix))
+            faults.append(
+                Fault("inventory and list differ", f"{where}/{name}", f"sha256 {entry.sha256}", f"sha256 {listed}", fix)
+            )
     refuse_if(faults)
     return checkpoint
 

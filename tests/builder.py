@@ -65,7 +65,8 @@ def make_draft(
         "checkpoint": "fresh",
         "launch": {
             "module": "scripted.train",
-            "args": ["--manifest", "{bundle}/data/train.jsonl", "--output", "{output}", "--updates", str(updates), *args],
+            "args": ["--manifest", "{bundle}/data/train.jsonl", "--output", "{output}",
+                     "--updates", str(updates), *args],
             "resume_args": ["--resume-from", "{checkpoint}"],
             "env": {},
         },

@@ -53,7 +53,10 @@ def member(name: str, **fields: object) -> tarfile.TarInfo:
 HOSTILE = {
     "climbing": ([member("../x")], "has an empty, '.' or '..' part"),
     "absolute": ([member("/etc/x")], "absolute"),
-    "symbolic link": ([member("x", type=tarfile.SYMTYPE, linkname="/etc")], "a link, a device or another special entry"),
+    "symbolic link": (
+        [member("x", type=tarfile.SYMTYPE, linkname="/etc")],
+        "a link, a device or another special entry",
+    ),
     "hard link": ([member("x", type=tarfile.LNKTYPE, linkname="y")], "a link, a device or another special entry"),
     "device": ([member("x", type=tarfile.CHRTYPE)], "a link, a device or another special entry"),
     "pipe": ([member("x", type=tarfile.FIFOTYPE)], "a link, a device or another special entry"),

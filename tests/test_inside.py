@@ -161,7 +161,13 @@ def test_the_newest_complete_checkpoint_is_found_by_content(tmp_path: Path) -> N
         save_checkpoint(tmp_path, update, 20000, 2, 1.0)
     (tmp_path / "checkpoint-10100" / "trainer_state.json").unlink()
     (tmp_path / "checkpoint-10200" / SHARD.format(0).replace("20/", "10200/")).write_bytes(b"")
-    for odd in ("checkpoint-10300.tmp", "tmp-checkpoint-x", "checkpoint-best", "checkpoint-１０４００", "checkpoint-010500"):
+    for odd in (
+        "checkpoint-10300.tmp",
+        "tmp-checkpoint-x",
+        "checkpoint-best",
+        "checkpoint-１０４００",
+        "checkpoint-010500",
+    ):
         shutil.copytree(tmp_path / "checkpoint-10000", tmp_path / odd)
     for age, path in enumerate(sorted(tmp_path.iterdir())):
         os.utime(path, (age, age))

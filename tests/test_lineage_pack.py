@@ -27,9 +27,22 @@ def links_of(count: int) -> list[lineage.Link]:
     for number in range(count):
         links.append(
             lineage.Link(
-                previous=lineage.head(links), run="tiny", segment=f"tiny-{number}", server="a", engine="docker",
-                image="sha256:x", lock="sha256:y", code="z", contract="c", checkpoint_in="fresh", checkpoint_out="none",
-                first_update=1, last_update=2, started=3, ended=4, verdict="stopped",
+                previous=lineage.head(links),
+                run="tiny",
+                segment=f"tiny-{number}",
+                server="a",
+                engine="docker",
+                image="sha256:x",
+                lock="sha256:y",
+                code="z",
+                contract="c",
+                checkpoint_in="fresh",
+                checkpoint_out="none",
+                first_update=1,
+                last_update=2,
+                started=3,
+                ended=4,
+                verdict="stopped",
             )  # fmt: skip
         )
     return links

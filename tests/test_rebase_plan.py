@@ -95,7 +95,11 @@ def test_the_plan_is_a_pure_function(tmp_path: Path) -> None:
 def test_the_plan_gives_least_authority(tmp_path: Path) -> None:
     """Only output, segments and lease are writable; nothing of the caller's environment comes along."""
     plan = plan_of(tmp_path)
-    assert {mount.target for mount in plan.mounts if not mount.read_only} == {"/ferry/run", "/ferry/segments", "/ferry/lease"}
+    assert {mount.target for mount in plan.mounts if not mount.read_only} == {
+        "/ferry/run",
+        "/ferry/segments",
+        "/ferry/lease",
+    }
     assert plan.user == "1234:99"
     assert plan.memory_bytes == 90 << 30
     assert plan.environment["HOME"] == "/tmp/home"

@@ -113,11 +113,13 @@ IGNORED = {"Id", "Created", "Path", "ResolvConfPath", "HostnamePath", "HostsPath
 
 
 def inspected(client: docker.DockerClient, name: str) -> dict[str, Any]:
-    """Return what the engine says of a container, without what differs between any two, and without compose's labels."""
+    """Return what the engine says of a container, without what differs between any two and compose's labels."""
     attrs: dict[str, Any] = client.api.inspect_container(name)
     kept = {key: value for key, value in attrs.items() if key not in IGNORED and key != "NetworkSettings"}
     config = kept["Config"]
-    config["Labels"] = {key: value for key, value in config["Labels"].items() if not key.startswith("com.docker.compose.")}
+    config["Labels"] = {
+        key: value for key, value in config["Labels"].items() if not key.startswith("com.docker.compose.")
+    }
     config.pop("Hostname")
     config["Env"] = sorted(config["Env"])
     kept["Mounts"] = sorted(kept["Mounts"], key=lambda mount: str(mount["Destination"]))
@@ -153,7 +155,9 @@ def test_compose_trains_and_ferry_knows_how_it_ended(tmp_path: Path, cpu_pin: Pi
     assert len(RunFolder(run).links()) == 1
 
 
-@pytest.mark.parametrize("name", ["checkpoint-4/rng_state_1.pth", "data/train.jsonl", "source/code.tar.gz", "SHA256SUMS"])
+@pytest.mark.parametrize(
+    "name", ["checkpoint-4/rng_state_1.pth", "data/train.jsonl", "source/code.tar.gz", "SHA256SUMS"]
+)
 def test_one_bit_flipped_after_preparing_is_refused_by_both_doors(tmp_path: Path, cpu_pin: Pin, name: str) -> None:
     """The file is named, nothing is trained, and nothing changes."""
     bundle, run = ready(tmp_path, cpu_pin, update=4)

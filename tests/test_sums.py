@@ -17,11 +17,7 @@ from runner.inside.digests import sha256_bytes
 A = "a" * 64
 B = "b" * 64
 
-names = (
-    st.binary(min_size=1, max_size=40)
-    .map(os.fsdecode)
-    .filter(lambda name: sums.unsafe_reason(name) is None)
-)
+names = st.binary(min_size=1, max_size=40).map(os.fsdecode).filter(lambda name: sums.unsafe_reason(name) is None)
 
 
 @given(st.dictionaries(names, st.sampled_from([A, B]), min_size=1, max_size=6))
@@ -33,7 +29,8 @@ def test_a_written_list_reads_back_byte_for_byte(digests: dict[str, str]) -> Non
 
 
 HOSTILE = [
-    "-n", " lead", "trail ", "back\\slash", "new\nline", "tab\t", "snow\u2603", "\u00e9", "e\u0301", "\udcff\udcfe", "a  b", "*x",
+    "-n", " lead", "trail ", "back\\slash", "new\nline", "tab\t", "snow\u2603", "\u00e9", "e\u0301",
+    "\udcff\udcfe", "a  b", "*x",
 ]  # fmt: skip
 
 

@@ -116,7 +116,10 @@ MEANING_BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no run spec": (lambda b: ((b / "run.yaml").unlink(), relist(b)), "no run spec"),
     "unknown key": (lambda b: edit_spec(b, lambda s: s.update(upddates=3)), "unknown key"),
     "code tree": (lambda b: edit_spec(b, lambda s: s["code"].update(tree="0" * 40)), "code tree differs"),
-    "code hash": (lambda b: edit_spec(b, lambda s: s["code"].update(sha256="sha256:" + "0" * 64)), "spec and list differ"),
+    "code hash": (
+        lambda b: edit_spec(b, lambda s: s["code"].update(sha256="sha256:" + "0" * 64)),
+        "spec and list differ",
+    ),
     "rows": (lambda b: edit_spec(b, lambda s: s["data"].update(rows=3)), "rows differ"),
     "fingerprint": (
         lambda b: edit_spec(b, lambda s: s["data"].update(fingerprint="sha256:" + "0" * 64)),
@@ -166,7 +169,10 @@ def test_a_misspelt_key_gets_a_near_miss(tmp_path: Path) -> None:
         (b'{"image": NaN}\n', "NaN is not JSON"),
         (b'{"image": "/mnt/origin/images/1", "image": "x"}\n', "key 'image' stands twice"),
         (b"[1]\n", "a JSON list, not an object"),
-        (b'{"image": "/elsewhere/1.png"}\n', "column 'image' holds '/elsewhere/1.png', which does not lie below /mnt/origin/images/"),
+        (
+            b'{"image": "/elsewhere/1.png"}\n',
+            "column 'image' holds '/elsewhere/1.png', which does not lie below /mnt/origin/images/",
+        ),
         (b'{"image": "/mnt/origin/images/../1"}\n', "which does not lie below"),
         (b"\n", "Expecting value"),
     ],

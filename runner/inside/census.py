@@ -81,7 +81,12 @@ def take_census(folder: Path, world: int) -> Checkpoint:
         faults.append(_fault("contract missing", folder / CONTRACT, "the resume contract, in the inventory", "nothing"))
     elif inventory.get("contract") not in (None, f"sha256:{contract}"):
         faults.append(
-            _fault("inventory contradicts itself", folder / INVENTORY, f"contract sha256:{contract}", str(inventory["contract"]))
+            _fault(
+                "inventory contradicts itself",
+                folder / INVENTORY,
+                f"contract sha256:{contract}",
+                str(inventory["contract"]),
+            )
         )
     if faults:
         raise Refusal(*faults)
@@ -107,7 +112,7 @@ def hash_faults(
 
 
 def newest_complete(folders: Iterable[Path], world: int) -> tuple[Checkpoint | None, dict[str, Refusal]]:
-    """Return the complete checkpoint with the highest update among `folders`, and why each newer one is not complete."""
+    """Return the complete checkpoint of the highest update among `folders`, and why each newer one is not complete."""
     rejected: dict[str, Refusal] = {}
     candidates = [folder for folder in folders if update_of(folder.name) is not None]
     for folder in sorted(candidates, key=lambda path: -(update_of(path.name) or 0)):
@@ -155,7 +160,9 @@ def _read_inventory(folder: Path) -> tuple[bytes, dict[str, object]]:
             raw = file.read(_INVENTORY_LIMIT)
     except OSError as error:
         text = "no such file: the save was cut off" if isinstance(error, FileNotFoundError) else str(error)
-        raise Refusal(_fault("checkpoint incomplete", path, "the inventory that a complete save writes last", text)) from error
+        raise Refusal(
+            _fault("checkpoint incomplete", path, "the inventory that a complete save writes last", text)
+        ) from error
     try:
         inventory = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -169,26 +176,34 @@ def _listed(folder: Path, inventory: Mapping[str, object], faults: list[Fault]) 
     files = inventory.get("files")
     listed: dict[str, Listed] = {}
     if not isinstance(files, dict) or not files:
-        faults.append(_fault("inventory damaged", folder / INVENTORY, "'files': path -> bytes and sha256", repr(files)[:80]))
+        faults.append(
+            _fault("inventory damaged", folder / INVENTORY, "'files': path -> bytes and sha256", repr(files)[:80])
+        )
         return listed
     for name, entry in files.items():
         match entry:
             case {"bytes": int(size), "sha256": str(sha256)} if re.fullmatch(r"[0-9a-f]{64}", sha256) and size >= 0:
                 listed[name] = Listed(size, sha256)
             case _:
-                faults.append(_fault("inventory damaged", folder / INVENTORY, f"bytes and sha256 of {name}", repr(entry)[:80]))
+                faults.append(
+                    _fault("inventory damaged", folder / INVENTORY, f"bytes and sha256 of {name}", repr(entry)[:80])
+                )
     return listed
 
 
 def _set_faults(folder: Path, listed: Mapping[str, Listed], present: Mapping[str, int]) -> list[Fault]:
     faults = []
     for name in sorted(listed.keys() - present.keys()):
-        faults.append(_fault("missing", folder / name, f"{listed[name].size_bytes} bytes, as inventoried", "no such file"))
+        faults.append(
+            _fault("missing", folder / name, f"{listed[name].size_bytes} bytes, as inventoried", "no such file")
+        )
     for name in sorted(present.keys() - listed.keys() - {INVENTORY}):
         faults.append(_fault("unexpected", folder / name, "only files of the inventory", f"{present[name]} bytes"))
     for name in sorted(listed.keys() & present.keys()):
         if present[name] != listed[name].size_bytes:
-            faults.append(_fault("size differs", folder / name, f"{listed[name].size_bytes} bytes", f"{present[name]} bytes"))
+            faults.append(
+                _fault("size differs", folder / name, f"{listed[name].size_bytes} bytes", f"{present[name]} bytes")
+            )
     return faults
 
 
@@ -196,7 +211,9 @@ def _recorded_faults(folder: Path, inventory: Mapping[str, object], update: int,
     where = folder / INVENTORY
     faults = []
     if inventory.get("update") != update:
-        faults.append(_fault("update differs", where, f"update {update}, as the folder's name says", str(inventory.get("update"))))
+        faults.append(
+            _fault("update differs", where, f"update {update}, as the folder's name says", str(inventory.get("update")))
+        )
     found = inventory.get("world")
     if found != world:
         fix = f"run it with {found} ranks" if isinstance(found, int) else _TAKE_ANOTHER
@@ -211,17 +228,24 @@ def _rank_faults(folder: Path, present: Mapping[str, int], world: int, update: i
     """ZeRO-2's shard and the RNG state of each rank, not one fewer and not one more (OpenTau 396, DeepSpeed 2898)."""
     tag = f"global_step{update}"
     kinds = (
-        ("optimizer shard", re.compile(rf"{tag}/(?:bf16_)?zero_pp_rank_([0-9]+)_mp_rank_00_optim_states\.pt\Z", re.ASCII)),
+        (
+            "optimizer shard",
+            re.compile(rf"{tag}/(?:bf16_)?zero_pp_rank_([0-9]+)_mp_rank_00_optim_states\.pt\Z", re.ASCII),
+        ),
         ("RNG state", re.compile(r"rng_state_([0-9]+)\.pth\Z", re.ASCII)),
     )
     faults = []
     for kind, pattern in kinds:
         ranks = [int(match[1]) for name in present if (match := pattern.match(name))]
         for rank in sorted(set(range(world)) - set(ranks)):
-            faults.append(_fault(f"{kind} missing", folder, f"one of each rank of 0..{world - 1}", f"none of rank {rank}"))
+            faults.append(
+                _fault(f"{kind} missing", folder, f"one of each rank of 0..{world - 1}", f"none of rank {rank}")
+            )
         for rank in sorted(set(ranks) - set(range(world))):
             fix = "a run of another world size left it; run with that world size, or fetch the checkpoint again"
-            faults.append(_fault(f"{kind} too many", folder, f"target {world}: ranks 0..{world - 1}", f"rank {rank}", fix))
+            faults.append(
+                _fault(f"{kind} too many", folder, f"target {world}: ranks 0..{world - 1}", f"rank {rank}", fix)
+            )
         for rank in sorted({rank for rank in ranks if ranks.count(rank) > 1}):
             faults.append(_fault(f"{kind} twice", folder, "one of each rank", f"more than one of rank {rank}"))
     wanted = [f"{tag}/mp_rank_00_model_states.pt", "trainer_state.json", "latest"]

@@ -126,7 +126,9 @@ def hash_files(
 def to_memory(hashed: Mapping[str, Hashed]) -> dict[str, list[object]]:
     """Return what JSON can hold of the digests that may be remembered."""
     return {
-        name: [entry.sha256, *dataclasses.astuple(entry.stamp)] for name, entry in hashed.items() if entry.stamp is not None
+        name: [entry.sha256, *dataclasses.astuple(entry.stamp)]
+        for name, entry in hashed.items()
+        if entry.stamp is not None
     }
 
 

@@ -72,7 +72,13 @@ def read(path: Path) -> Launch:
         if type(value.get(name)) is not kinds[str(kind)]
     ]
     faults += [
-        Fault("launch damaged", f"{path}: {name}", "a known field", name, "image and runner differ in age: build the image again")
+        Fault(
+            "launch damaged",
+            f"{path}: {name}",
+            "a known field",
+            name,
+            "image and runner differ in age: build the image again",
+        )
         for name in sorted(value.keys() - fields.keys())
     ]
     if faults:

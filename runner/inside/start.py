@@ -87,7 +87,9 @@ def _refuse_if_sealed(launch: Launch) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         bundle = "another bundle"
     fix = "resume where that bundle was prepared; a fork must be declared as a run with a new name"
-    raise Refusal(Fault("run folder is sealed", launch.seal, "a run that lives here", f"it was packed as {bundle}", fix))
+    raise Refusal(
+        Fault("run folder is sealed", launch.seal, "a run that lives here", f"it was packed as {bundle}", fix)
+    )
 
 
 def _take_lease(launch: Launch) -> None:
@@ -112,7 +114,9 @@ def _check_environment(launch: Launch) -> None:
     try:
         found = "sha256:" + sha256_bytes(path.read_bytes())
     except OSError as error:
-        raise Refusal(Fault("no lock in the image", str(path), launch.lock, str(error), "use the pinned image")) from error
+        raise Refusal(
+            Fault("no lock in the image", str(path), launch.lock, str(error), "use the pinned image")
+        ) from error
     faults = []
     if found != launch.lock:
         faults.append(Fault("lock differs", str(path), launch.lock, found, "use the image that the run spec pins"))
@@ -155,11 +159,15 @@ def _choose_checkpoint(launch: Launch) -> census.Checkpoint | None:
         if launch.checkpoint == FRESH and not rejected:
             return None
         fix = "fetch the bundle again; a run is never started from scratch in place of a resume"
-        raise Refusal(Fault("no complete checkpoint", launch.output, "at least one", f"{len(rejected)} incomplete", fix))
+        raise Refusal(
+            Fault("no complete checkpoint", launch.output, "at least one", f"{len(rejected)} incomplete", fix)
+        )
     if newest.name == launch.checkpoint:
         if f"sha256:{newest.inventory}" != launch.inventory:
             found = f"sha256:{newest.inventory}"
-            raise Refusal(Fault("checkpoint differs", str(newest.path), launch.inventory, found, "prepare the run again"))
+            raise Refusal(
+                Fault("checkpoint differs", str(newest.path), launch.inventory, found, "prepare the run again")
+            )
         return newest  # Its bytes were checked as part of the bundle.
     faults = _own_checkpoint_faults(launch, newest)
     if faults:
@@ -174,7 +182,11 @@ def _own_checkpoint_faults(launch: Launch, checkpoint: census.Checkpoint) -> lis
     fix = "move it out of the output folder; the run then resumes from the one before"
     bundled = census.update_of(launch.checkpoint) or 0
     if checkpoint.update < bundled:
-        faults.append(Fault("checkpoint is gone", where, f"{launch.checkpoint} or newer", checkpoint.name, "prepare the run again"))
+        faults.append(
+            Fault(
+                "checkpoint is gone", where, f"{launch.checkpoint} or newer", checkpoint.name, "prepare the run again"
+            )
+        )
     if launch.contract not in (FRESH, f"sha256:{checkpoint.contract}"):
         faults.append(Fault("contract differs", where, launch.contract, f"sha256:{checkpoint.contract}", fix))
     if checkpoint.updates != launch.updates:

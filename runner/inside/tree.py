@@ -48,12 +48,16 @@ def read_tree(root: Path) -> dict[str, tuple[bool, str]]:
         status = path.lstat()
         name = str(path.relative_to(root))
         if not stat.S_ISREG(status.st_mode):
-            faults.append(Fault("not a regular file", str(path), "regular files and folders", "something else", "remove it"))
+            faults.append(
+                Fault("not a regular file", str(path), "regular files and folders", "something else", "remove it")
+            )
             continue
         try:
             files[name] = (bool(status.st_mode & stat.S_IXUSR), blob_id(path.read_bytes()))
         except OSError as error:
-            faults.append(Fault("code file cannot be read", str(path), "a readable file", str(error), "mend its permissions"))
+            faults.append(
+                Fault("code file cannot be read", str(path), "a readable file", str(error), "mend its permissions")
+            )
     if faults:
         raise Refusal(*faults)
     return files
@@ -63,7 +67,9 @@ def _walk(root: Path, faults: list[Fault]) -> Iterable[Path]:
     try:
         entries = sorted(os.scandir(root), key=lambda entry: entry.name)
     except OSError as error:
-        faults.append(Fault("code folder cannot be read", str(root), "a readable folder", str(error), "prepare the run again"))
+        faults.append(
+            Fault("code folder cannot be read", str(root), "a readable folder", str(error), "prepare the run again")
+        )
         return
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):

@@ -1,4 +1,4 @@
-"""Saves a checkpoint with the names and the inventory of a real one; the tensors are bytes that follow from the state."""
+"""Saves a checkpoint with the names and the inventory of a real one; the tensors follow from the state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def save_checkpoint(output: Path, update: int, updates: int, world: int, state: 
         "world": world,
         "contract": "sha256:" + hashlib.sha256(files["resume_contract.json"]).hexdigest(),
         "files": {
-            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()} for name, content in files.items()
+            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            for name, content in files.items()
         },
     }
     (aside / "RECOVERY_COMPLETE.json").write_text(json.dumps(inventory, indent=2, sort_keys=True) + "\n")

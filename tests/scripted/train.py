@@ -57,14 +57,20 @@ def main() -> None:
     if RANK == 0:
         final = options.output / "final"
         final.mkdir(exist_ok=True)
-        (final / "model.safetensors").write_bytes((options.output / f"checkpoint-{update}/model.safetensors").read_bytes())
+        (final / "model.safetensors").write_bytes(
+            (options.output / f"checkpoint-{update}/model.safetensors").read_bytes()
+        )
     end(options.output, "finished", update, None)
 
 
 def trim(output: Path, update: int) -> None:
     """Keep the logged updates up to `update`."""
     path = output / "train" / "exposure" / f"rank_{RANK}.jsonl"
-    lines = [line for line in path.read_text().splitlines() if json.loads(line)["update"] <= update] if path.exists() else []
+    lines = (
+        [line for line in path.read_text().splitlines() if json.loads(line)["update"] <= update]
+        if path.exists()
+        else []
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(line + "\n" for line in lines))
 
@@ -78,7 +84,15 @@ def log(output: Path, update: int, state: float, rows: list[dict[str, str]], upd
     with (exposure / f"rank_{RANK}.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
     if RANK == 0:
-        event = {"event": "update", "update": update, "of": updates, "loss": loss, "lr": 1e-3, "epoch": 0.1, "seconds": 0.02}
+        event = {
+            "event": "update",
+            "update": update,
+            "of": updates,
+            "loss": loss,
+            "lr": 1e-3,
+            "epoch": 0.1,
+            "seconds": 0.02,
+        }
         with (output / "train" / "events.jsonl").open("a") as file:
             file.write(json.dumps(event) + "\n")
 
