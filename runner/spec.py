@@ -69,7 +69,7 @@ class Data(Document):
 
 
 class Asset(Document):
-    """What a server must bring: a folder, or a file of which the hash is known. The run knows it by the path `origin`."""
+    """What a server must bring: a folder, or a file of known hash. The run knows it by the path `origin`."""
 
     origin: AbsolutePath
     kind: Literal["file", "folder"]
