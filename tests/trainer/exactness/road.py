@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -28,9 +29,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.trainer.exactness.compare import Verdict, compare_runs, exposures
+import numpy
+import torch
+
+from tests.trainer.exactness.compare import Verdict, compare_runs, exposures, leaves, same
 from trainer import synthetic
+from trainer.config import LoaderConfig, read_config
+from trainer.data import Rows, RunLoader
 from trainer.exact import WITHOUT_REPLAY
+from trainer.manifest import read_manifest
+from trainer.sampler import Order
 
 WORLD = 4
 SEED = 429
@@ -208,7 +216,35 @@ class Road:
         )
         require(losses[-1] < 0.5 * losses[0], "the control learned nothing")
 
+    def require_quiet_loader(self) -> None:
+        """Iterating draws nothing from the global generators, and 2 loader processes give what none give."""
+        manifest = read_manifest(self.main.folder / "train.jsonl", str(self.main.folder / "images"))
+        config = read_config(self.main.folder / "config.json")
+        order = Order(SEED, len(manifest.rows), WORLD, 1, 2)
+        rows = Rows(manifest.rows, config.model.image_size)
+        before = (
+            torch.get_rng_state(),
+            random.getstate(),
+            numpy.random.get_state(legacy=False)["state"]["key"].tobytes(),
+        )
+        streams = [
+            list(RunLoader(rows, order, 1, config.model, LoaderConfig(workers, 2), lambda: 30))
+            for workers in (0, 2)
+        ]
+        after = (
+            torch.get_rng_state(),
+            random.getstate(),
+            numpy.random.get_state(legacy=False)["state"]["key"].tobytes(),
+        )
+        same_state = all(same(a, b) for a, b in zip(before, after, strict=True))
+        require(same_state, "the loader draws from a global generator")
+        one, two = (dict(leaves(stream)) for stream in streams)
+        require(one.keys() == two.keys(), "2 loader processes give other batches")
+        require(all(same(one[at], two[at]) for at in one), "2 loader processes give other batches")
+        print(f"LOADER quiet batches={len(streams[0])}", flush=True)
+
     def run(self) -> bool:
+        self.require_quiet_loader()
         leg(self.main, self.control)
         self.require_learning()
         self.case("split", "EXACT", self.run_split)
