@@ -1,0 +1,235 @@
+"""The steps that make an environment: base, packages, ops, image. Each keeps its product under `.ferry/` and skips itself.
+
+Promises: a product is renamed into place only when it is complete; packages are fetched by hash, on the host, with the
+caller's own pip configuration, so that the build itself needs no network. Only `runner.image` calls this module.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+from runner import process
+from runner.errors import ExitCode, Fault, Refusal
+from runner.image_inputs import EPOCH_S, ImageInputs, base_key, ferry_tar
+from runner.image_spec import RecipeBase, RegistryBase
+from runner.inside.digests import hash_file
+from runner.record import write_file
+
+OnLine = Callable[[str], None]
+
+_PLATFORMS = (
+    *(f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 26, 24, 17, 12, 5)),
+    *(f"manylinux{year}_x86_64" for year in ("2014", "2010", "1")),
+)
+_FETCH_FIX = (
+    "is the package index reachable (PIP_INDEX_URL, PIP_CERT)? PyTorch's CPU wheels are on PyTorch's own index: set "
+    "PIP_EXTRA_INDEX_URL to it, or PIP_FIND_LINKS to a folder that holds the wheel"
+)
+_BUILD_FIX = "see the last lines above; `docker buildx du` shows the space that the engine's build cache takes"
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    """What the image stands on: its digest, and how the Dockerfile is told of it."""
+
+    digest: str
+    arguments: tuple[str, ...]
+
+
+def store(project: Path) -> Path:
+    """Return the project's own folder for what is made here; it is not in git."""
+    return project / ".ferry"
+
+
+def base(inputs: ImageInputs, on_line: OnLine) -> Base:
+    """Return the base, made by its recipe if it is not there. Differences from the committed package lists are shown."""
+    found = inputs.spec.base
+    if isinstance(found, RegistryBase):
+        return Base(
+            "sha256:" + found.image.partition("@sha256:")[2],
+            (
+                f"--build-context=base=docker-image://{found.image}",
+                f"--build-context=toolchain=docker-image://{found.toolchain}",
+            ),
+        )
+    folder = store(inputs.project) / "base" / _short(base_key(inputs.spec, inputs.project))
+    for variant in ("runtime", "toolchain"):
+        if not (folder / f"{variant}.tar").exists():
+            _bootstrap(inputs.project / found.recipe, variant, folder, on_line)
+    for variant in ("runtime", "toolchain"):
+        for line in package_drift(inputs.project / found.recipe / f"{variant}.packages", folder / f"{variant}.packages"):
+            on_line(f"base {variant}: {line}")
+    place = folder.relative_to(inputs.project)
+    return Base(
+        "sha256:" + hash_file(folder / "runtime.tar").sha256,
+        (f"--build-arg=BASE_TAR={place}/runtime.tar", f"--build-arg=TOOLCHAIN_TAR={place}/toolchain.tar"),
+    )
+
+
+def _bootstrap(recipe: Path, variant: str, folder: Path, on_line: OnLine) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f".{variant}.tar"
+    on_line(f"base {variant}: made with mmdebstrap (about a minute)")
+    command = [recipe / "bootstrap.sh", variant, aside, folder / f"{variant}.packages"]
+    process.run(command, fix="see the last lines; `just engine` needs the same Debian mirror", on_line=on_line)
+    aside.replace(folder / f"{variant}.tar")
+
+
+def package_drift(listed: Path, made: Path) -> list[str]:
+    """Return how a base's packages differ from the committed list: one line each, and what to do.
+
+    Mirrors drop a version when a security update replaces it, so a difference is shown and not refused: the image gets
+    another digest, and the run specs that pin the old one refuse it.
+    """
+    wanted, found = (dict(line.split("=", 1) for line in path.read_text().split()) for path in (listed, made))
+    lines = [
+        f"{name} is {found.get(name, 'absent')}, listed is {wanted.get(name, 'none')}"
+        for name in sorted(wanted.keys() | found.keys())
+        if wanted.get(name) != found.get(name)
+    ]
+    if lines:
+        lines.append(f"differs from {listed}: the digest will be another one; accept with `just base-relock`")
+    return lines
+
+
+def wheels(inputs: ImageInputs, on_line: OnLine) -> Path:
+    """Return a folder with every file that the locks name, fetched by hash with the caller's pip configuration."""
+    folder = store(inputs.project) / "wheels" / _short(inputs.lock)
+    done = folder / ".complete"
+    build_lock = (inputs.project / inputs.spec.build_lock).read_bytes()
+    if done.exists() and done.read_bytes() == build_lock:
+        return folder
+    on_line("packages: fetched by hash")
+    packaged, sources = inputs.lock_parts()
+    lists = store(inputs.project) / "wheels" / f"{folder.name}.lists"
+    write_file(lists / "wheels.txt", packaged.encode())
+    write_file(lists / "sources.txt", sources.encode())
+    pip = [sys.executable, "-m", "pip", "download", "--progress-bar=off", "--no-deps", "--require-hashes", f"--dest={folder}"]
+    target = ["--only-binary=:all:", "--implementation=cp", f"--python-version={inputs.spec.python}"]
+    target += [f"--platform={platform}" for platform in _PLATFORMS]
+    for requirement in (lists / "wheels.txt", inputs.project / inputs.spec.build_lock):
+        process.run([*pip, *target, "-r", requirement], fix=_FETCH_FIX, on_line=_without_noise(on_line))
+    if sources:
+        names = ",".join(inputs.spec.from_source)
+        source = ["--no-build-isolation", f"--no-binary={names}", "-r", lists / "sources.txt"]
+        process.run([*pip, *source], fix=_FETCH_FIX, on_line=_without_noise(on_line))
+    write_file(done, build_lock)
+    return folder
+
+
+def _without_noise(on_line: OnLine) -> OnLine:
+    def show(line: str) -> None:
+        # pip warns once a package for each folder index that lacks it.
+        if line.strip() and not line.startswith("WARNING: Location "):
+            on_line(line)
+
+    return show
+
+
+def environment_tar(inputs: ImageInputs, given: Base, on_line: OnLine) -> Path:
+    """Return the tar of /opt/venv, built in the engine if it is not there (minutes: the ops are compiled)."""
+    folder = store(inputs.project) / "build" / f"{inputs.spec.name}-{_short(inputs.recipe)}"
+    made = folder / "environment.tar"
+    if made.exists():
+        return made
+    aside = folder.with_name(f".{folder.name}")
+    spec = inputs.spec
+    command = [
+        *_buildx(given),
+        "--target=environment",
+        f"--build-context=wheels={wheels(inputs, on_line)}",
+        f"--build-arg=LOCK={spec.lock}",
+        f"--build-arg=BUILD_LOCK={spec.build_lock}",
+        f"--build-arg=FROM_SOURCE={' '.join(spec.from_source)}",
+        f"--build-arg=OPS={' '.join(spec.ops)}",
+        f"--build-arg=ARCH={spec.arch}",
+        f"--build-arg=ACCELERATOR={spec.accelerator}",
+        f"--output=type=local,dest={aside}",
+        ".",
+    ]
+    process.run(command, cwd=inputs.project, fix=_BUILD_FIX, on_line=on_line)
+    folder.mkdir(parents=True, exist_ok=True)
+    (aside / made.name).replace(made)
+    shutil.rmtree(aside)
+    for older in folder.parent.glob(f"{spec.name}-*"):
+        if older != folder:
+            shutil.rmtree(older)
+    return made
+
+
+def image(inputs: ImageInputs, given: Base, on_line: OnLine) -> tuple[str, str]:
+    """Stack base, environment and start program into the engine's image; return manifest digest and config digest."""
+    made = environment_tar(inputs, given, on_line)
+    identity = inputs.identity(given.digest)
+    last = made.with_name("ferry.tar")
+    write_file(last, ferry_tar(inputs, identity))
+    facts = made.with_name("facts.json")
+    labels = {**identity.labels(), "ferry.inputs": inputs.inputs}
+    command = [
+        *_buildx(given),
+        f"--build-arg=ENVIRONMENT_TAR={made.relative_to(inputs.project)}",
+        f"--build-arg=FERRY_TAR={last.relative_to(inputs.project)}",
+        f"--build-arg=ACCELERATOR={inputs.spec.accelerator}",
+        *(f"--label={key}={value}" for key, value in sorted(labels.items())),
+        f"--metadata-file={facts}",
+        # Uncompressed: the digest does not depend on the compressor of one engine version, and loading is faster.
+        f"--output=type=image,name={inputs.tag},compression=uncompressed,force-compression=true,oci-mediatypes=true",
+        ".",
+    ]
+    process.run(command, cwd=inputs.project, fix=_BUILD_FIX, on_line=on_line)
+    said = json.loads(facts.read_bytes())
+    return str(said["containerimage.digest"]), str(said["containerimage.config.digest"])
+
+
+def _buildx(given: Base) -> list[str]:
+    return [
+        "docker", "buildx", "build", "--progress=plain", "--provenance=false",
+        f"--build-arg=SOURCE_DATE_EPOCH={EPOCH_S}", *given.arguments,
+    ]  # fmt: skip
+
+
+def venv(inputs: ImageInputs, folder: Path, on_line: OnLine) -> None:
+    """Make the same environment in `folder`, on this host. Raises `Refusal` naming each tool that is missing."""
+    python = host_python(inputs.spec.python)
+    missing = [name for name in ("g++", "tar", "awk") if shutil.which(name) is None]
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        missing.append("Python.h")
+    if inputs.spec.from_source and missing:
+        fix = f"apt-get install g++ python{inputs.spec.python}-dev, or use the docker engine"
+        raise Refusal(
+            Fault("no compiler", "this host", "g++ and Python's headers, to build the ops", f"no {', '.join(missing)}", fix),
+            exit_code=ExitCode.FAILED,
+        )
+    spec, project = inputs.spec, inputs.project
+    settings = {
+        "VENV": folder, "PYTHON": python, "WHEELS": wheels(inputs, on_line), "LOCK": project / spec.lock,
+        "BUILD_LOCK": project / spec.build_lock, "FROM_SOURCE": " ".join(spec.from_source), "OPS": " ".join(spec.ops),
+        "ARCH": spec.arch, "ACCELERATOR": spec.accelerator, "WORK": folder.with_name(f".{folder.name}.work"),
+        "RECIPE": project / "images",
+    }  # fmt: skip
+    words = ["env", *(f"{key}={value}" for key, value in settings.items()), project / "images" / "venv.sh"]
+    for step in ("packages", "ops"):
+        on_line(f"venv: {step}" + (" (minutes: the ops are compiled)" if step == "ops" else ""))
+        process.run([*words, step], fix="see the last lines; DeepSpeed's ops need g++ and about 2 GiB of memory", on_line=on_line)
+
+
+def host_python(version: str) -> Path:
+    """Return this host's interpreter of `version` (as '3.11'). Raises `Refusal` when there is none."""
+    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+        return Path(str(getattr(sys, "_base_executable", sys.executable)))
+    found = shutil.which(f"python{version}")
+    if found is None:
+        fix = f"install python{version} with venv, or use the docker engine"
+        fault = Fault("no such Python", "this host", f"python{version}, as the lock wants", "none on PATH", fix)
+        raise Refusal(fault, exit_code=ExitCode.FAILED)
+    return Path(found)
+
+
+def _short(digest: str) -> str:
+    return digest.removeprefix("sha256:")[:16]

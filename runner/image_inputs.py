@@ -1,0 +1,180 @@
+"""What an image is made of, and the identity that follows from it: locks, recipe, ops, start program.
+
+Promises: the same files give the same `recipe` and `inputs` hashes on every machine; the lock resolves to what the spec
+expects, or it is refused. Reads files of the project only; starts nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from runner.errors import Fault, Refusal, refuse_if
+from runner.image_spec import ImageSpec, RecipeBase, load_spec, spec_path
+from runner.inside.digests import sha256_bytes
+from runner.inside.lock import normalised, parse_lock, requirements
+
+# Any fixed moment does; images/base/bootstrap.sh has the same one. No file in an image is newer.
+EPOCH_S = 1767225600
+_PYTHON_FILES = ("images/start.py", "runner/__init__.py", "runner/errors.py")
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """What an environment says of itself, in `/opt/ferry/IDENTITY` and in the image's labels; equal in both.
+
+    `base` is the digest of what the environment stands on, or 'host' outside a container.
+    """
+
+    name: str
+    lock: str
+    base: str
+    python: str
+    accelerator: str
+    arch: str
+    ops: tuple[str, ...]
+    cpu_flags: tuple[str, ...]
+    versions: dict[str, str]
+
+    def to_json(self) -> bytes:
+        """Return the content of the IDENTITY file."""
+        return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True).encode() + b"\n"
+
+    def labels(self) -> dict[str, str]:
+        """Return the image's labels: OCI's own keys where there is one, `ferry.*` for the rest."""
+        return {
+            "org.opencontainers.image.title": f"ferry {self.name}",
+            "org.opencontainers.image.base.digest": self.base,
+            "ferry.name": self.name,
+            "ferry.lock": self.lock,
+            "ferry.python": self.python,
+            "ferry.accelerator": self.accelerator,
+            "ferry.arch": self.arch,
+            "ferry.ops": " ".join(self.ops),
+            "ferry.cpu_flags": " ".join(self.cpu_flags),
+            "ferry.versions": json.dumps(self.versions, sort_keys=True),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageInputs:
+    """Everything that decides an image. `recipe`: the base and the environment; `inputs`: those and the start program."""
+
+    project: Path
+    spec: ImageSpec
+    lock: str
+    recipe: str
+    inputs: str
+
+    @property
+    def tag(self) -> str:
+        """The name that the image gets in the engine."""
+        return f"ferry/{self.spec.name}:{self.lock.removeprefix('sha256:')[:12]}"
+
+    def identity(self, base: str) -> Identity:
+        """Return the identity of this environment on the base with digest `base`."""
+        spec = self.spec
+        return Identity(
+            name=spec.name,
+            lock=self.lock,
+            base=base,
+            python=spec.python,
+            accelerator=spec.accelerator,
+            arch=spec.arch,
+            ops=spec.ops,
+            cpu_flags=spec.cpu_flags,
+            versions=dict(sorted(spec.expect.items())),
+        )
+
+    def lock_parts(self) -> tuple[str, str]:
+        """Return the lock as two requirement files: what comes as wheels, and what is built from source."""
+        wheels, sources = [], []
+        for _, line in requirements((self.project / self.spec.lock).read_text(encoding="utf-8")):
+            built_here = normalised(line.partition("==")[0]) in self.spec.from_source
+            (sources if built_here else wheels).append(line)
+        return "".join(f"{line}\n" for line in wheels), "".join(f"{line}\n" for line in sources)
+
+
+def read_inputs(name: str, project: Path) -> ImageInputs:
+    """Read everything that decides the image `name`.
+
+    Raises `Refusal` with every fault: the spec's, each bad line of the locks, and each version that is not as expected.
+    """
+    spec = load_spec(name, project)
+    lock = _read(project / spec.lock)
+    locked = parse_lock(lock.decode(), spec.lock)
+    parse_lock(_read(project / spec.build_lock).decode(), spec.build_lock)
+    fix = "lock again, or mend the expectation"
+    faults = [
+        Fault("lock is not as expected", f"{spec.lock}: {package}", version, locked.get(normalised(package), "absent"), fix)
+        for package, version in spec.expect.items()
+        if locked.get(normalised(package)) != version
+    ]
+    faults += [
+        Fault("built from source, but not locked", f"{spec_path(name, project)}: {package}", "in the lock", "absent", fix)
+        for package in spec.from_source
+        if package not in locked
+    ]
+    refuse_if(faults)
+    recipe = _hash(project, _recipe_files(spec, project))
+    inputs = _hash(project, [*_recipe_files(spec, project), *_start_files(project)])
+    return ImageInputs(project, spec, "sha256:" + sha256_bytes(lock), recipe, inputs)
+
+
+def base_key(spec: ImageSpec, project: Path) -> str:
+    """Return the hash of the base's recipe folder: a base that was made from it is used again."""
+    assert isinstance(spec.base, RecipeBase)
+    return _hash(project, sorted((project / spec.base.recipe).iterdir()))
+
+
+def ferry_tar(inputs: ImageInputs, identity: Identity) -> bytes:
+    """Return the image's last layer: /opt/ferry with the start program, the lock and IDENTITY. Same input, same bytes."""
+    project = inputs.project
+    files = {
+        "opt/ferry/IDENTITY": identity.to_json(),
+        "opt/ferry/lock.txt": _read(project / inputs.spec.lock),
+        "opt/ferry/start": _read(project / "images/start.py"),
+    }
+    for path in _start_files(project):
+        if path.is_relative_to(project / "runner"):
+            files[f"opt/ferry/{path.relative_to(project).as_posix()}"] = _read(path)
+    folders = {parent.as_posix() for name in files for parent in Path(name).parents} - {"."}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name in sorted(folders | files.keys()):
+            member = tarfile.TarInfo(name)
+            member.mtime = EPOCH_S
+            member.mode = 0o644
+            if name in folders:
+                member.type, member.mode = tarfile.DIRTYPE, 0o755
+            member.size = len(files.get(name, b""))
+            tar.addfile(member, io.BytesIO(files.get(name, b"")))
+    return buffer.getvalue()
+
+
+def _recipe_files(spec: ImageSpec, project: Path) -> list[Path]:
+    named = ["Dockerfile", "images/venv.sh", "images/deepspeed_arch.py", spec.lock, spec.build_lock]
+    base = sorted((project / spec.base.recipe).iterdir()) if isinstance(spec.base, RecipeBase) else []
+    return [*(project / name for name in named), spec_path(spec.name, project), *base]
+
+
+def _start_files(project: Path) -> list[Path]:
+    return [*(project / name for name in _PYTHON_FILES), *sorted((project / "runner" / "inside").glob("*.py"))]
+
+
+def _hash(project: Path, paths: Iterable[Path]) -> str:
+    lines = sorted(f"{sha256_bytes(_read(path))}  {path.relative_to(project).as_posix()}\n" for path in paths)
+    return "sha256:" + sha256_bytes("".join(lines).encode())
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Refusal(
+            Fault("file cannot be read", str(path), "a readable file", str(error), "is this the project's folder?")
+        ) from error
