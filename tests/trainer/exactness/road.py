@@ -146,6 +146,12 @@ def stop_by_signal(data: Data, output: Path) -> int:
     return int(found["update"])
 
 
+def global_random_states() -> dict[str, Any]:
+    """The states of torch's, Python's and NumPy's global generators, flat."""
+    states = [torch.get_rng_state(), random.getstate(), numpy.random.get_state(legacy=False)]
+    return dict(leaves(states))
+
+
 def fork(source: Path, target: Path) -> None:
     """A new output folder with the logs of another; the checkpoint itself stays where it is."""
     shutil.copytree(source / "train" / "exposure", target / "train" / "exposure")
@@ -222,22 +228,13 @@ class Road:
         config = read_config(self.main.folder / "config.json")
         order = Order(SEED, len(manifest.rows), WORLD, 1, 2)
         rows = Rows(manifest.rows, config.model.image_size)
-        before = (
-            torch.get_rng_state(),
-            random.getstate(),
-            numpy.random.get_state(legacy=False)["state"]["key"].tobytes(),
-        )
+        before = global_random_states()
         streams = [
             list(RunLoader(rows, order, 1, config.model, LoaderConfig(workers, 2), lambda: 30))
             for workers in (0, 2)
         ]
-        after = (
-            torch.get_rng_state(),
-            random.getstate(),
-            numpy.random.get_state(legacy=False)["state"]["key"].tobytes(),
-        )
-        same_state = all(same(a, b) for a, b in zip(before, after, strict=True))
-        require(same_state, "the loader draws from a global generator")
+        after = global_random_states()
+        require(all(same(before[at], after[at]) for at in before), "the loader draws from a global generator")
         one, two = (dict(leaves(stream)) for stream in streams)
         require(one.keys() == two.keys(), "2 loader processes give other batches")
         require(all(same(one[at], two[at]) for at in one), "2 loader processes give other batches")
