@@ -4,6 +4,6 @@ import sys
 
 sys.path.insert(0, "/opt/ferry")
 
-from runner.inside.start import main  # noqa: E402 - the path has to be there first
+from runner.inside.start import main
 
 main()

@@ -64,7 +64,11 @@ def check_in_engine(pin: ImagePin, project: Path, client: docker.DockerClient) -
     if found is None:
         others = client.images.list(filters={"label": f"ferry.name={pin.name}"})
         state = ", ".join(sorted(str(other.id) for other in others)) or "no image of that name"
-        raise Refusal(Fault("image is not in the engine", pin.name, f"{pin.digest} (or config {pin.config})", state, fix))
+        raise Refusal(
+            Fault(
+                "image is not in the engine", pin.name, f"{pin.digest} (or config {pin.config})", state, fix
+            )
+        )
     labels: Mapping[str, str] = found.labels or {}
     where = f"image {found.id}"
     faults = [
@@ -100,7 +104,15 @@ def check_venv(pin: ImagePin, folder: Path) -> ReadyImage:
     fix = f"`ferry image build {pin.name} --venv {folder}`, from the commit that the bundle was packed with"
     identity = _venv_identity(folder)
     if identity is None:
-        raise Refusal(Fault("no environment", str(folder / "IDENTITY"), f"lock {pin.lock}", "nothing, or not finished", fix))
+        raise Refusal(
+            Fault(
+                "no environment",
+                str(folder / "IDENTITY"),
+                f"lock {pin.lock}",
+                "nothing, or not finished",
+                fix,
+            )
+        )
     where = str(folder / "IDENTITY")
     faults = [
         Fault("environment differs", f"{where}: {key}", expected, str(identity.get(key)), fix)
@@ -130,7 +142,9 @@ def _venv_identity(folder: Path) -> dict[str, Any] | None:
         value = json.loads((folder / "IDENTITY").read_bytes())
     except (OSError, ValueError):
         return None
-    return value if isinstance(value, dict) and {"lock", "name", "cpu_flags", "python"} <= value.keys() else None
+    return (
+        value if isinstance(value, dict) and {"lock", "name", "cpu_flags", "python"} <= value.keys() else None
+    )
 
 
 def cpu_faults(flags: list[str], where: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> list[Fault]:
@@ -140,7 +154,9 @@ def cpu_faults(flags: list[str], where: str, cpuinfo: Path = Path("/proc/cpuinfo
     if not missing:
         return []
     fix = "use a server whose CPU has them, or build an image for a lower `arch`"
-    return [Fault("CPU cannot run the ops", where, " ".join(flags), f"this CPU lacks {' '.join(missing)}", fix)]
+    return [
+        Fault("CPU cannot run the ops", where, " ".join(flags), f"this CPU lacks {' '.join(missing)}", fix)
+    ]
 
 
 def build(name: str, project: Path, on_line: OnLine) -> ImagePin:
@@ -169,7 +185,14 @@ def _built(inputs: ImageInputs, record: Path) -> ImagePin | None:
     if value.get("inputs") != inputs.inputs:
         return None
     for reference in (pin.digest, pin.config):
-        command = ["docker", "image", "inspect", "--format", '{{index .Config.Labels "ferry.inputs"}}', reference]
+        command = [
+            "docker",
+            "image",
+            "inspect",
+            "--format",
+            '{{index .Config.Labels "ferry.inputs"}}',
+            reference,
+        ]
         seen = process.run(command, fix="`just engine` installs and starts an engine", check=False)
         if seen.status == 0 and seen.output.strip() == inputs.inputs:
             return pin

@@ -17,7 +17,7 @@ from pathlib import Path
 from runner import process
 from runner.errors import ExitCode, Fault, Refusal
 from runner.image_inputs import EPOCH_S, ImageInputs, base_key, ferry_tar
-from runner.image_spec import RecipeBase, RegistryBase
+from runner.image_spec import RegistryBase
 from runner.inside.digests import hash_file
 from runner.record import write_file
 
@@ -31,7 +31,9 @@ _FETCH_FIX = (
     "is the package index reachable (PIP_INDEX_URL, PIP_CERT)? PyTorch's CPU wheels are on PyTorch's own index: set "
     "PIP_EXTRA_INDEX_URL to it, or PIP_FIND_LINKS to a folder that holds the wheel"
 )
-_BUILD_FIX = "see the last lines above; `docker buildx du` shows the space that the engine's build cache takes"
+_BUILD_FIX = (
+    "see the last lines above; `docker buildx du` shows the space that the engine's build cache takes"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +65,9 @@ def base(inputs: ImageInputs, on_line: OnLine) -> Base:
         if not (folder / f"{variant}.tar").exists():
             _bootstrap(inputs.project / found.recipe, variant, folder, on_line)
     for variant in ("runtime", "toolchain"):
-        for line in package_drift(inputs.project / found.recipe / f"{variant}.packages", folder / f"{variant}.packages"):
+        for line in package_drift(
+            inputs.project / found.recipe / f"{variant}.packages", folder / f"{variant}.packages"
+        ):
             on_line(f"base {variant}: {line}")
     place = folder.relative_to(inputs.project)
     return Base(
@@ -76,8 +80,10 @@ def _bootstrap(recipe: Path, variant: str, folder: Path, on_line: OnLine) -> Non
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f".{variant}.tar"
     on_line(f"base {variant}: made with mmdebstrap (about a minute)")
-    command = [recipe / "bootstrap.sh", variant, aside, folder / f"{variant}.packages"]
-    process.run(command, fix="see the last lines; `just engine` needs the same Debian mirror", on_line=on_line)
+    command: list[str | Path] = [recipe / "bootstrap.sh", variant, aside, folder / f"{variant}.packages"]
+    process.run(
+        command, fix="see the last lines; `just engine` needs the same Debian mirror", on_line=on_line
+    )
     aside.replace(folder / f"{variant}.tar")
 
 
@@ -110,14 +116,23 @@ def wheels(inputs: ImageInputs, on_line: OnLine) -> Path:
     lists = store(inputs.project) / "wheels" / f"{folder.name}.lists"
     write_file(lists / "wheels.txt", packaged.encode())
     write_file(lists / "sources.txt", sources.encode())
-    pip = [sys.executable, "-m", "pip", "download", "--progress-bar=off", "--no-deps", "--require-hashes", f"--dest={folder}"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--progress-bar=off",
+        "--no-deps",
+        "--require-hashes",
+        f"--dest={folder}",
+    ]
     target = ["--only-binary=:all:", "--implementation=cp", f"--python-version={inputs.spec.python}"]
     target += [f"--platform={platform}" for platform in _PLATFORMS]
     for requirement in (lists / "wheels.txt", inputs.project / inputs.spec.build_lock):
         process.run([*pip, *target, "-r", requirement], fix=_FETCH_FIX, on_line=_without_noise(on_line))
     if sources:
         names = ",".join(inputs.spec.from_source)
-        source = ["--no-build-isolation", f"--no-binary={names}", "-r", lists / "sources.txt"]
+        source: list[str | Path] = ["--no-build-isolation", f"--no-binary={names}", "-r", lists / "sources.txt"]
         process.run([*pip, *source], fix=_FETCH_FIX, on_line=_without_noise(on_line))
     write_file(done, build_lock)
     return folder
@@ -203,7 +218,13 @@ def venv(inputs: ImageInputs, folder: Path, on_line: OnLine) -> None:
     if inputs.spec.from_source and missing:
         fix = f"apt-get install g++ python{inputs.spec.python}-dev, or use the docker engine"
         raise Refusal(
-            Fault("no compiler", "this host", "g++ and Python's headers, to build the ops", f"no {', '.join(missing)}", fix),
+            Fault(
+                "no compiler",
+                "this host",
+                "g++ and Python's headers, to build the ops",
+                f"no {', '.join(missing)}",
+                fix,
+            ),
             exit_code=ExitCode.FAILED,
         )
     spec, project = inputs.spec, inputs.project
@@ -213,10 +234,14 @@ def venv(inputs: ImageInputs, folder: Path, on_line: OnLine) -> None:
         "ARCH": spec.arch, "ACCELERATOR": spec.accelerator, "WORK": folder.with_name(f".{folder.name}.work"),
         "RECIPE": project / "images",
     }  # fmt: skip
-    words = ["env", *(f"{key}={value}" for key, value in settings.items()), project / "images" / "venv.sh"]
+    words: list[str | Path] = ["env", *(f"{key}={value}" for key, value in settings.items()), project / "images" / "venv.sh"]
     for step in ("packages", "ops"):
         on_line(f"venv: {step}" + (" (minutes: the ops are compiled)" if step == "ops" else ""))
-        process.run([*words, step], fix="see the last lines; DeepSpeed's ops need g++ and about 2 GiB of memory", on_line=on_line)
+        process.run(
+            [*words, step],
+            fix="see the last lines; DeepSpeed's ops need g++ and about 2 GiB of memory",
+            on_line=on_line,
+        )
 
 
 def host_python(version: str) -> Path:
@@ -226,7 +251,9 @@ def host_python(version: str) -> Path:
     found = shutil.which(f"python{version}")
     if found is None:
         fix = f"install python{version} with venv, or use the docker engine"
-        fault = Fault("no such Python", "this host", f"python{version}, as the lock wants", "none on PATH", fix)
+        fault = Fault(
+            "no such Python", "this host", f"python{version}, as the lock wants", "none on PATH", fix
+        )
         raise Refusal(fault, exit_code=ExitCode.FAILED)
     return Path(found)
 

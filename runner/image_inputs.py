@@ -92,7 +92,8 @@ class ImageInputs:
 
     def lock_parts(self) -> tuple[str, str]:
         """Return the lock as two requirement files: what comes as wheels, and what is built from source."""
-        wheels, sources = [], []
+        wheels: list[str] = []
+        sources: list[str] = []
         for _, line in requirements((self.project / self.spec.lock).read_text(encoding="utf-8")):
             built_here = normalised(line.partition("==")[0]) in self.spec.from_source
             (sources if built_here else wheels).append(line)
@@ -110,12 +111,24 @@ def read_inputs(name: str, project: Path) -> ImageInputs:
     parse_lock(_read(project / spec.build_lock).decode(), spec.build_lock)
     fix = "lock again, or mend the expectation"
     faults = [
-        Fault("lock is not as expected", f"{spec.lock}: {package}", version, locked.get(normalised(package), "absent"), fix)
+        Fault(
+            "lock is not as expected",
+            f"{spec.lock}: {package}",
+            version,
+            locked.get(normalised(package), "absent"),
+            fix,
+        )
         for package, version in spec.expect.items()
         if locked.get(normalised(package)) != version
     ]
     faults += [
-        Fault("built from source, but not locked", f"{spec_path(name, project)}: {package}", "in the lock", "absent", fix)
+        Fault(
+            "built from source, but not locked",
+            f"{spec_path(name, project)}: {package}",
+            "in the lock",
+            "absent",
+            fix,
+        )
         for package in spec.from_source
         if package not in locked
     ]
@@ -163,7 +176,10 @@ def _recipe_files(spec: ImageSpec, project: Path) -> list[Path]:
 
 
 def _start_files(project: Path) -> list[Path]:
-    return [*(project / name for name in _PYTHON_FILES), *sorted((project / "runner" / "inside").glob("*.py"))]
+    return [
+        *(project / name for name in _PYTHON_FILES),
+        *sorted((project / "runner" / "inside").glob("*.py")),
+    ]
 
 
 def _hash(project: Path, paths: Iterable[Path]) -> str:
@@ -176,5 +192,11 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise Refusal(
-            Fault("file cannot be read", str(path), "a readable file", str(error), "is this the project's folder?")
+            Fault(
+                "file cannot be read",
+                str(path),
+                "a readable file",
+                str(error),
+                "is this the project's folder?",
+            )
         ) from error

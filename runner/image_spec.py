@@ -80,12 +80,18 @@ def load_spec(name: str, project: Path) -> ImageSpec:
         known = sorted(found.stem for found in (project / "images").glob("*.yaml"))
         raise Refusal(
             Fault(
-                "no such image", str(path), f"one of {', '.join(known) or 'none'}", name, "check the name, or write it"
+                "no such image",
+                str(path),
+                f"one of {', '.join(known) or 'none'}",
+                name,
+                "check the name, or write it",
             )
         )
     spec = documents.load(ImageSpec, path)
     if spec.name != name:
         raise Refusal(
-            Fault("name differs", f"{path}: name", f"'{name}', as the file", f"'{spec.name}'", "make them equal")
+            Fault(
+                "name differs", f"{path}: name", f"'{name}', as the file", f"'{spec.name}'", "make them equal"
+            )
         )
     return spec

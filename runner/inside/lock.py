@@ -59,15 +59,23 @@ def parse_lock(text: str, where: str = "lock", *, markers: bool = False) -> dict
             faults.append(Fault("requirement is conditional", place, "no marker", marker.strip(), _RELOCK))
         match = _PINNED.match(requirement.strip())
         if match is None:
-            faults.append(Fault("requirement is not pinned", place, "name==version", requirement.strip(), _RELOCK))
+            faults.append(
+                Fault("requirement is not pinned", place, "name==version", requirement.strip(), _RELOCK)
+            )
             continue
         name = normalised(match["name"])
         hashes = ("--" + options).split() if options else []
         if not hashes or not all(_HASH.match(word) for word in hashes):
             expected = "only --hash=sha256:... behind the version"
-            faults.append(Fault("requirement is not hashed", f"{place}: {name}", expected, options or "no hash", _RELOCK))
+            faults.append(
+                Fault(
+                    "requirement is not hashed", f"{place}: {name}", expected, options or "no hash", _RELOCK
+                )
+            )
         if name in found:
-            faults.append(Fault("requirement stands twice", f"{place}: {name}", "one line", "a second one", _RELOCK))
+            faults.append(
+                Fault("requirement stands twice", f"{place}: {name}", "one line", "a second one", _RELOCK)
+            )
         found[name] = match["version"]
     if not found and not faults:
         faults.append(Fault("lock is empty", where, "at least one requirement", "none", _RELOCK))
