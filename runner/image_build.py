@@ -85,6 +85,9 @@ def _bootstrap(recipe: Path, variant: str, folder: Path, on_line: OnLine) -> Non
         command, fix="see the last lines; `just engine` needs the same Debian mirror", on_line=on_line
     )
     aside.replace(folder / f"{variant}.tar")
+    for older in folder.parent.iterdir():
+        if older != folder:
+            shutil.rmtree(older)
 
 
 def package_drift(listed: Path, made: Path) -> list[str]:
@@ -132,7 +135,12 @@ def wheels(inputs: ImageInputs, on_line: OnLine) -> Path:
         process.run([*pip, *target, "-r", requirement], fix=_FETCH_FIX, on_line=_without_noise(on_line))
     if sources:
         names = ",".join(inputs.spec.from_source)
-        source: list[str | Path] = ["--no-build-isolation", f"--no-binary={names}", "-r", lists / "sources.txt"]
+        source: list[str | Path] = [
+            "--no-build-isolation",
+            f"--no-binary={names}",
+            "-r",
+            lists / "sources.txt",
+        ]
         process.run([*pip, *source], fix=_FETCH_FIX, on_line=_without_noise(on_line))
     write_file(done, build_lock)
     return folder
@@ -234,7 +242,11 @@ def venv(inputs: ImageInputs, folder: Path, on_line: OnLine) -> None:
         "ARCH": spec.arch, "ACCELERATOR": spec.accelerator, "WORK": folder.with_name(f".{folder.name}.work"),
         "RECIPE": project / "images",
     }  # fmt: skip
-    words: list[str | Path] = ["env", *(f"{key}={value}" for key, value in settings.items()), project / "images" / "venv.sh"]
+    words: list[str | Path] = [
+        "env",
+        *(f"{key}={value}" for key, value in settings.items()),
+        project / "images" / "venv.sh",
+    ]
     for step in ("packages", "ops"):
         on_line(f"venv: {step}" + (" (minutes: the ops are compiled)" if step == "ops" else ""))
         process.run(

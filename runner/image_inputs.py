@@ -10,7 +10,7 @@ import dataclasses
 import io
 import json
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from runner.errors import Fault, Refusal, refuse_if
@@ -62,13 +62,17 @@ class Identity:
 
 @dataclasses.dataclass(frozen=True)
 class ImageInputs:
-    """Everything that decides an image. `recipe`: the base and the environment; `inputs`: those and the start program."""
+    """Everything that decides an image. `recipe`: the base and the environment; `inputs`: those and `start`.
+
+    `start` is the start program, path in the project -> content, read once: what is hashed is what goes in.
+    """
 
     project: Path
     spec: ImageSpec
     lock: str
     recipe: str
     inputs: str
+    start: Mapping[str, bytes]
 
     @property
     def tag(self) -> str:
@@ -133,28 +137,29 @@ def read_inputs(name: str, project: Path) -> ImageInputs:
         if package not in locked
     ]
     refuse_if(faults)
-    recipe = _hash(project, _recipe_files(spec, project))
-    inputs = _hash(project, [*_recipe_files(spec, project), *_start_files(project)])
-    return ImageInputs(project, spec, "sha256:" + sha256_bytes(lock), recipe, inputs)
+    recipe = _read_all(project, _recipe_files(spec, project))
+    start = _read_all(project, _start_files(project))
+    return ImageInputs(
+        project, spec, "sha256:" + sha256_bytes(lock), _hash(recipe), _hash({**recipe, **start}), start
+    )
 
 
 def base_key(spec: ImageSpec, project: Path) -> str:
     """Return the hash of the base's recipe folder: a base that was made from it is used again."""
     assert isinstance(spec.base, RecipeBase)
-    return _hash(project, sorted((project / spec.base.recipe).iterdir()))
+    return _hash(_read_all(project, (project / spec.base.recipe).iterdir()))
 
 
 def ferry_tar(inputs: ImageInputs, identity: Identity) -> bytes:
     """Return the image's last layer: /opt/ferry with the start program, the lock and IDENTITY. Same input, same bytes."""
-    project = inputs.project
     files = {
         "opt/ferry/IDENTITY": identity.to_json(),
-        "opt/ferry/lock.txt": _read(project / inputs.spec.lock),
-        "opt/ferry/start": _read(project / "images/start.py"),
+        "opt/ferry/lock.txt": _read(inputs.project / inputs.spec.lock),
+        "opt/ferry/start": inputs.start["images/start.py"],
     }
-    for path in _start_files(project):
-        if path.is_relative_to(project / "runner"):
-            files[f"opt/ferry/{path.relative_to(project).as_posix()}"] = _read(path)
+    files |= {
+        f"opt/ferry/{name}": content for name, content in inputs.start.items() if name.startswith("runner/")
+    }
     folders = {parent.as_posix() for name in files for parent in Path(name).parents} - {"."}
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
@@ -182,8 +187,12 @@ def _start_files(project: Path) -> list[Path]:
     ]
 
 
-def _hash(project: Path, paths: Iterable[Path]) -> str:
-    lines = sorted(f"{sha256_bytes(_read(path))}  {path.relative_to(project).as_posix()}\n" for path in paths)
+def _read_all(project: Path, paths: Iterable[Path]) -> dict[str, bytes]:
+    return {path.relative_to(project).as_posix(): _read(path) for path in paths}
+
+
+def _hash(files: Mapping[str, bytes]) -> str:
+    lines = sorted(f"{sha256_bytes(content)}  {name}\n" for name, content in files.items())
     return "sha256:" + sha256_bytes("".join(lines).encode())
 
 

@@ -1,0 +1,219 @@
+"""The recipe of an image: its document, what identifies it, and the scripts that make it."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from runner.errors import Refusal
+from runner.image import cpu_faults
+from runner.image_build import package_drift
+from runner.image_inputs import ferry_tar, read_inputs
+from runner.image_spec import ImageSpec, load_spec
+from tests.conftest import PROJECT
+
+RECIPE = ("Dockerfile", "images", "lockfiles", "runner")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of what images are made from, to be changed."""
+    for name in RECIPE:
+        source = PROJECT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, tmp_path / name)
+    return tmp_path
+
+
+def test_the_cpu_image_is_what_its_document_says() -> None:
+    """Ops become DeepSpeed's build variables; the CPU level becomes the flags that a server must have."""
+    spec = load_spec("cpu", PROJECT)
+    assert spec.build_environment == {"DS_BUILD_CPU_ADAM": "1", "DS_BUILD_SHM_COMM": "1"}
+    assert spec.cpu_flags == ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave")
+    assert isinstance(spec, ImageSpec)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what", "where"),
+    [
+        ("arch: x86-64-v3", "arch: native", "wrong value", "arch"),
+        ("ferry: 1", "ferry: 2", "wrong value", "ferry"),
+        ("ops:", "opps:", "unknown key", "opps"),
+        ("lock: lockfiles/cpu.txt", "lock: ../cpu.txt", "wrong value", "lock"),
+        ("base: {recipe: images/base}", "base: {image: debian, toolchain: debian}", "wrong value", "base"),
+        ("name: cpu", "name: gpu", "name differs", "name"),
+    ],
+)
+def test_a_wrong_document_is_refused_by_key(project: Path, old: str, new: str, what: str, where: str) -> None:
+    """Each wrong field is named with its key path; `native` is no architecture."""
+    path = project / "images" / "cpu.yaml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(Refusal) as caught:
+        load_spec("cpu", project)
+    assert (what, True) in {
+        (fault.what, fault.where.startswith(f"{path}: {where}")) for fault in caught.value.faults
+    }
+
+
+def test_an_unknown_image_is_refused_with_those_that_exist(project: Path) -> None:
+    """The whole message, once."""
+    with pytest.raises(Refusal) as caught:
+        load_spec("gpu", project)
+    assert str(caught.value) == (
+        f"no such image: {project}/images/gpu.yaml\n    expected one of cpu\n    found    gpu\n"
+        "    fix      check the name, or write it"
+    )
+
+
+def test_a_lock_that_does_not_resolve_to_what_is_expected_is_refused(project: Path) -> None:
+    """A lock that was made again with another torch does not become an image unnoticed."""
+    path = project / "images" / "cpu.yaml"
+    path.write_text(path.read_text().replace("torch: 2.13.0+cpu", "torch: 2.14.0+cpu"))
+    with pytest.raises(Refusal) as caught:
+        read_inputs("cpu", project)
+    assert str(caught.value) == (
+        "lock is not as expected: lockfiles/cpu.txt: torch\n    expected 2.14.0+cpu\n    found    2.13.0+cpu\n"
+        "    fix      lock again, or mend the expectation"
+    )
+
+
+def test_the_inputs_are_the_same_in_another_folder_and_change_with_each_file(project: Path) -> None:
+    """The hashes depend on contents alone; the start program does not touch the environment's hash."""
+    here, there = read_inputs("cpu", PROJECT), read_inputs("cpu", project)
+    assert (here.recipe, here.inputs) == (there.recipe, there.inputs)
+    with (project / "runner" / "inside" / "lock.py").open("a") as file:
+        file.write("# changed\n")
+    changed = read_inputs("cpu", project)
+    assert changed.recipe == there.recipe
+    assert changed.inputs != there.inputs
+    for name in (
+        "Dockerfile",
+        "images/venv.sh",
+        "images/base/bootstrap.sh",
+        "lockfiles/build.txt",
+        "images/cpu.yaml",
+    ):
+        before = read_inputs("cpu", project)
+        with (project / name).open("a") as file:
+            file.write("# changed\n")
+        assert read_inputs("cpu", project).recipe != before.recipe, name
+
+
+def test_the_last_layer_is_the_same_bytes_whatever_the_files_times_and_modes(project: Path) -> None:
+    """No time, owner or mode of the builder's checkout gets into the image."""
+    here, there = read_inputs("cpu", PROJECT), read_inputs("cpu", project)
+    for path in (project / "runner" / "inside").iterdir():
+        path.chmod(0o600)
+    made = ferry_tar(there, there.identity("sha256:0"))
+    assert ferry_tar(here, here.identity("sha256:0")) == made
+    with tarfile.open(fileobj=io.BytesIO(made)) as tar:
+        names = tar.getnames()
+    assert names == sorted(names)
+    assert {"opt/ferry/start", "opt/ferry/IDENTITY", "opt/ferry/runner/inside/start.py"} <= set(names)
+
+
+def test_identity_and_labels_tell_the_same() -> None:
+    """What the image says inside and outside comes from one value."""
+    identity = read_inputs("cpu", PROJECT).identity("sha256:1")
+    labels = identity.labels()
+    assert labels["ferry.lock"] == identity.lock
+    assert labels["ferry.cpu_flags"].split() == list(identity.cpu_flags)
+    assert labels["org.opencontainers.image.base.digest"] == "sha256:1"
+
+
+BUILDER = "class OpBuilder:\n    def cpu_arch(self):\n        return 'x'\n    def simd_width(self):\n        return 'y'\n"
+
+
+def patch(source: Path, arch: str = "x86-64-v3") -> subprocess.CompletedProcess[str]:
+    """Run the script as the build does."""
+    command = [sys.executable, str(PROJECT / "images" / "deepspeed_arch.py"), str(source), arch]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+def builder(folder: Path, text: str) -> Path:
+    """Lay down DeepSpeed's file that the script changes."""
+    path = folder / "op_builder" / "builder.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(("arch", "width"), [("x86-64-v3", "-D__AVX256__"), ("x86-64-v4", "-D__AVX512__")])
+def test_deepspeed_compiles_for_the_named_architecture(tmp_path: Path, arch: str, width: str) -> None:
+    """Whatever CPU builds, both answers of the builder are those of the named level."""
+    path = builder(tmp_path, BUILDER)
+    assert patch(tmp_path, arch).returncode == 0
+    space: dict[str, type] = {}
+    exec(path.read_text(), space)  # noqa: S102 - the patched source is what is tested
+    made = space["OpBuilder"]()
+    assert (made.cpu_arch(), made.simd_width()) == (f"-march={arch}", width)
+
+
+@pytest.mark.parametrize(
+    ("text", "arch", "says"),
+    [
+        (
+            BUILDER.replace("simd_width", "vector_width"),
+            "x86-64-v3",
+            "expected 'def simd_width(self):' exactly once, found it 0",
+        ),
+        (BUILDER + BUILDER, "x86-64-v3", "expected 'def cpu_arch(self):' exactly once, found it 2"),
+        (BUILDER, "native", "architecture 'native': expected one of x86-64-v3, x86-64-v4 (never native)"),
+    ],
+)
+def test_a_deepspeed_that_changed_stops_the_build(tmp_path: Path, text: str, arch: str, says: str) -> None:
+    """The script fails loudly, and the file stays as it was."""
+    path = builder(tmp_path, text)
+    done = patch(tmp_path, arch)
+    assert done.returncode != 0
+    assert says in done.stderr
+    assert path.read_text() == text
+
+
+def test_a_base_that_differs_from_its_list_is_told_package_by_package(tmp_path: Path) -> None:
+    """A mirror that moved on is shown with each version and with the remedy."""
+    listed, made = tmp_path / "listed", tmp_path / "made"
+    listed.write_text("a=1\nb=1:2-3\ngone=1\n")
+    made.write_text("a=1\nb=1:2-4\nnew=1\n")
+    assert package_drift(listed, listed) == []
+    assert package_drift(listed, made) == [
+        "b is 1:2-4, listed is 1:2-3",
+        "gone is absent, listed is 1",
+        "new is 1, listed is none",
+        f"differs from {listed}: the digest will be another one; accept with `just base-relock`",
+    ]
+
+
+def test_a_cpu_without_the_needed_flags_is_refused_with_their_names(tmp_path: Path) -> None:
+    """An op for another CPU would end in an illegal instruction in the middle of a step."""
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nflags\t\t: fpu avx sse\n\nprocessor\t: 1\nflags\t\t: fpu avx2\n")
+    assert cpu_faults(["avx"], "image x", cpuinfo) == []
+    (fault,) = cpu_faults(["avx", "avx2", "fma"], "image x", cpuinfo)
+    assert str(fault) == (
+        "CPU cannot run the ops: image x\n    expected avx avx2 fma\n    found    this CPU lacks avx2 fma\n"
+        "    fix      use a server whose CPU has them, or build an image for a lower `arch`"
+    )
+
+
+def test_no_file_of_the_recipe_names_a_package_index_or_mirror() -> None:
+    """Where packages come from is the machine's business; only the engine's install page is named."""
+    named = ["Dockerfile", "just", "Justfile", "bin/engine", "bin/lock", ".ci/run", "pyproject.toml"]
+    paths = [PROJECT / name for name in named]
+    paths += [
+        path for name in ("images", "lockfiles") for path in (PROJECT / name).rglob("*") if path.is_file()
+    ]
+    for path in paths:
+        found = re.findall(r"https?://[^\s)\"']+", path.read_text())
+        assert set(found) <= {"https://docs.docker.com/engine/install/"}, path
