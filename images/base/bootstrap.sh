@@ -50,12 +50,21 @@ security=${FERRY_DEBIAN_SECURITY:-$(site_of Debian-Security)}
     fail "This machine's apt sources name no Debian mirror (or 'apt-get update' has never run here)." \
         "Run apt-get update, or set FERRY_DEBIAN_MIRROR and FERRY_DEBIAN_SECURITY to the mirror's addresses."
 
+# The operator's own way to the mirror (a proxy, a mirror that is frozen on purpose) holds here too; without one, apt's
+# defaults do. Quoted for mmdebstrap as apt's configuration wants it.
+set --
+for setting in Acquire::Check-Valid-Until Acquire::http::Proxy Acquire::https::Proxy; do
+    value=
+    eval "$(apt-config shell value "$setting")"
+    [ -z "$value" ] || set -- "$@" --aptopt="$setting \"$value\""
+done
+
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 [ -r "$keyring" ] || fail "$keyring is missing: apt-get install debian-archive-keyring"
 
 # Byte code is checked by nothing at run time (unchecked-hash), so that it is valid whatever happens to the times of
 # the source files, and imports stay fast on a read-only root.
-mmdebstrap --quiet --variant=minbase --architectures=amd64 --include="$packages" \
+mmdebstrap --quiet --variant=minbase --architectures=amd64 --include="$packages" "$@" \
     --aptopt='APT::Install-Recommends "false"' \
     --dpkgopt='path-exclude=/usr/share/doc/*' \
     --dpkgopt='path-include=/usr/share/doc/*/copyright' \
@@ -63,7 +72,7 @@ mmdebstrap --quiet --variant=minbase --architectures=amd64 --include="$packages"
     --dpkgopt='path-exclude=/usr/share/info/*' \
     --dpkgopt='path-exclude=/usr/share/locale/*' \
     --customize-hook='chroot "$1" dpkg-query --show --showformat="\${Package}=\${Version}\n" > "$FERRY_OUT_PACKAGES"' \
-    --customize-hook='rm -f "$1"/etc/apt/sources.list.d/*' \
+    --customize-hook='rm -f "$1"/etc/apt/sources.list.d/* "$1/etc/apt/apt.conf.d/99mmdebstrap"' \
     --customize-hook='echo "# no package is installed into a running image; see lockfiles/" > "$1/etc/apt/sources.list"' \
     --customize-hook='find "$1/usr/lib" "$1/usr/share" -name __pycache__ -prune -exec rm -rf {} +' \
     --customize-hook='chroot "$1" python3 -m compileall -q --invalidation-mode unchecked-hash /usr/lib/python3.11' \

@@ -26,7 +26,7 @@ optimizer = DeepSpeedCPUAdam([weight], lr=0.5)
 weight.grad = torch.ones(64)
 optimizer.step()
 ShareMemCommBuilder().load()
-print("WEIGHT", float(weight[0]), "EXTENSIONS", os.listdir(os.environ["TORCH_EXTENSIONS_DIR"]))
+print("WEIGHT", round(weight[0].item(), 6), "EXTENSIONS", os.listdir(os.environ["TORCH_EXTENSIONS_DIR"]))
 """
 LOCK = """
 import sys
