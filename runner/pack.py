@@ -128,6 +128,7 @@ def pack_draft(draft: Path, target: Path) -> Packed:
     _refuse_if_taken(target)
     names = [path for path in sorted(draft.rglob("*")) if not path.is_dir() or path.is_symlink()]
     contents = Contents({str(path.relative_to(draft)): path for path in names}, {}, 0)
+    target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".{target.name}.packing-{secrets.token_hex(4)}")
     try:
         write_bundle(contents, aside, None)

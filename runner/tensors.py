@@ -16,7 +16,7 @@ import pickle
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from runner.errors import Fault, Refusal
 from runner.inside.digests import sha256_bytes
@@ -86,8 +86,16 @@ def _safetensors(path: Path) -> dict[str, Leaf]:
 class _Inert:
     """Stands in for any object of a pickle: keeps what it was made of, does nothing."""
 
+    parts: list[Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        # Not __init__: a pickle may make an object without calling that.
+        self = super().__new__(cls)
+        self.parts = [*args, *([kwargs] if kwargs else [])]
+        return self
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.parts: list[Any] = [*args, *([kwargs] if kwargs else [])]
+        """Takes whatever a pickle says; `__new__` has kept it."""
 
     def __setstate__(self, state: Any) -> None:
         self.parts.append(state)
