@@ -53,8 +53,8 @@ class DockerEngine:
         if state.phase is Phase.ENDED:
             self.remove(plan.name)
         with _as_refusal(plan.name):
-            container = self._client.containers.create(plan.image.reference, **create_arguments(plan))
-            container.start()
+            api = self._client.api
+            api.start(api.create_container(**create_arguments(plan, api))["Id"])
 
     def follow(self, name: str, on_line: Callable[[str], None]) -> State:
         """Follow the container's output from its beginning."""
@@ -92,14 +92,9 @@ class DockerEngine:
             self._client.containers.get(name).remove(v=True)
 
 
-def create_arguments(plan: LaunchPlan) -> dict[str, Any]:
-    """Return what docker-py's `containers.create` takes for `plan`, beside the image."""
-    arguments: dict[str, Any] = {
-        "name": plan.name,
-        "command": list(plan.command),
-        "user": plan.user,
-        "environment": dict(plan.environment),
-        "labels": dict(plan.labels),
+def create_arguments(plan: LaunchPlan, api: docker.APIClient) -> dict[str, Any]:
+    """Return what docker-py's low-level `create_container` takes for `plan` (the high-level one has no stop timeout)."""
+    host: dict[str, Any] = {
         "mounts": [
             docker.types.Mount(mount.target, str(mount.source), type="bind", read_only=mount.read_only)
             for mount in plan.mounts
@@ -114,13 +109,21 @@ def create_arguments(plan: LaunchPlan) -> dict[str, Any]:
         "security_opt": ["no-new-privileges:true"],
         "init": True,
         "restart_policy": {"Name": "no"},
-        "stop_signal": "SIGTERM",
-        "detach": True,
     }
     if plan.gpus:
         ids = [f"nvidia.com/gpu={gpu}" for gpu in plan.gpus]
-        arguments["device_requests"] = [docker.types.DeviceRequest(driver="cdi", device_ids=ids)]
-    return arguments
+        host["device_requests"] = [docker.types.DeviceRequest(driver="cdi", device_ids=ids)]
+    return {
+        "image": plan.image.reference,
+        "name": plan.name,
+        "command": list(plan.command),
+        "user": plan.user,
+        "environment": dict(plan.environment),
+        "labels": dict(plan.labels),
+        "stop_signal": "SIGTERM",
+        "stop_timeout": plan.stop_grace_s,
+        "host_config": api.create_host_config(**host),
+    }
 
 
 @contextlib.contextmanager

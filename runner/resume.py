@@ -22,6 +22,7 @@ from runner.prepare import write_control
 from runner.rebase import rebase
 from runner.record import write_file
 from runner.run import RunFolder, settle
+from runner.sums import LIST_NAME
 
 _POLL_S = 0.2
 _LEASE_LINGERS_S = 10.0
@@ -61,12 +62,12 @@ def replan(folder: RunFolder, image: ReadyImage) -> LaunchPlan:
 
 def _checked(folder: RunFolder, image: ReadyImage) -> tuple[verify.VerifiedBundle, LaunchPlan]:
     prepared = folder.prepared()
-    bundle = verify.verify(verify.open_bundle(folder.bundle_path()), use_memory=True)
-    if bundle.root != prepared["bundle"]["root"]:
-        fix = "another bundle lies there now: prepare it into a run folder of its own"
-        raise Refusal(
-            Fault("bundle was exchanged", str(bundle.path), str(prepared["bundle"]["root"]), bundle.root, fix)
-        )
+    opened = verify.open_bundle(folder.bundle_path())
+    if opened.root != prepared["bundle"]["root"]:
+        fix = "fetch the bundle again; another bundle is prepared into a run folder of its own"
+        where, expected = str(opened.path / LIST_NAME), str(prepared["bundle"]["root"])
+        raise Refusal(Fault("bundle was exchanged", where, f"root {expected}", f"root {opened.root}", fix))
+    bundle = verify.verify(opened, use_memory=True)
     return bundle, plan_launch(rebase(bundle, folder.server()), image, folder.path, host_facts())
 
 

@@ -16,7 +16,7 @@ from runner.errors import Refusal
 from runner.inside import census
 from runner.inside.digests import Hashed, from_memory, hash_file, hash_files, sha256_bytes, to_memory
 from runner.inside.tree import read_tree, tree_id
-from tests.scripted.saving import save_checkpoint
+from tests.scripted.saving import pickled, save_checkpoint
 
 
 def test_the_tree_id_is_gits(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_world_of_another_size_is_named_in_both_numbers(tmp_path: Path) -> Non
 def test_a_changed_byte_is_found_by_hash(tmp_path: Path) -> None:
     """Sizes do not tell; `hash_faults` does, and names the file."""
     folder = save_checkpoint(tmp_path, 20, 40, 4, 1.0)
-    (folder / "rng_state_2.pth").write_bytes(b"random state 3")
+    (folder / "rng_state_2.pth").write_bytes(pickled({"random state": 3}))
     faults = census.hash_faults(census.take_census(folder, 4))
     assert [(fault.what, fault.where) for fault in faults] == [("mismatch", str(folder / "rng_state_2.pth"))]
 

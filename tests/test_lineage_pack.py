@@ -17,7 +17,7 @@ from runner.prepare import prepare
 from runner.run import RunFolder, judge, settle
 from runner.verify import open_bundle, verify
 from tests.builder import UPDATES, WORLD, snapshot
-from tests.scripted.saving import save_checkpoint
+from tests.scripted.saving import pickled, save_checkpoint
 from tests.test_rebase_plan import HOST, IMAGE, inputs_of, plan_launch
 
 
@@ -166,7 +166,7 @@ def test_a_sealed_run_that_changed_is_not_packed_again(tmp_path: Path) -> None:
 def test_a_checkpoint_with_a_flipped_byte_is_not_packed(tmp_path: Path) -> None:
     """The inventory is checked by hash before a byte is written, and nothing is sealed."""
     run = run_at(tmp_path, 5)
-    (run.output / "checkpoint-5" / "rng_state_0.pth").write_bytes(b"random state 9")
+    (run.output / "checkpoint-5" / "rng_state_0.pth").write_bytes(pickled({"random state": 9}))
     before = snapshot(tmp_path)
     with pytest.raises(Refusal, match="mismatch"):
         pack.pack(run, tmp_path / "packed")

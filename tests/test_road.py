@@ -28,7 +28,7 @@ def ferry(*words: object, code: int = 0) -> str:
     command = [sys.executable, "-m", "runner", *map(str, words)]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr
+    assert f'File "{PROJECT}/runner' not in done.stderr, "a traceback of Ferry's own"
     return done.stdout + done.stderr
 
 
@@ -121,9 +121,24 @@ def inspected(client: docker.DockerClient, name: str) -> dict[str, Any]:
         key: value for key, value in config["Labels"].items() if not key.startswith("com.docker.compose.")
     }
     config.pop("Hostname")
+    for stream in ("AttachStdin", "AttachStdout", "AttachStderr"):
+        config.pop(stream)  # Who listens to the client's call, not what the container is.
     config["Env"] = sorted(config["Env"])
     kept["Mounts"] = sorted(kept["Mounts"], key=lambda mount: str(mount["Destination"]))
+    # The engine orders mounts by their depth itself.
+    kept["HostConfig"]["Mounts"] = sorted(kept["HostConfig"]["Mounts"], key=lambda mount: str(mount["Target"]))
+    kept["HostConfig"] = without_empty(kept["HostConfig"])
     return kept
+
+
+def without_empty(value: Any) -> Any:
+    """Return `value` without what says nothing: to the engine, an empty list, {} and null are all "not given"."""
+    if isinstance(value, dict):
+        kept = {key: without_empty(entry) for key, entry in value.items()}
+        return {key: entry for key, entry in kept.items() if entry not in (None, [], {}, "")}
+    if isinstance(value, list):
+        return [without_empty(entry) for entry in value]
+    return value
 
 
 def test_both_doors_start_the_same_container(tmp_path: Path, cpu_pin: Pin, client: docker.DockerClient) -> None:
@@ -138,6 +153,10 @@ def test_both_doors_start_the_same_container(tmp_path: Path, cpu_pin: Pin, clien
     again = compose(run, "up", "trainer")
     assert again.returncode == 0, again.stderr
     by_compose = inspected(client, name)
+    for part in ("Config", "HostConfig"):
+        keys = by_compose[part].keys() | by_ferry[part].keys()
+        other = {key: (by_compose[part].get(key), by_ferry[part].get(key)) for key in keys}
+        assert {key: pair for key, pair in other.items() if pair[0] != pair[1]} == {}
     assert by_compose == by_ferry
 
 

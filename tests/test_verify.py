@@ -15,6 +15,7 @@ from runner import sums
 from runner.errors import Refusal
 from runner.verify import VerifiedBundle, open_bundle, verify
 from tests.builder import make_bundle, relist, snapshot
+from tests.scripted.saving import pickled
 
 
 def refusal_of(bundle: Path) -> Refusal:
@@ -133,7 +134,7 @@ MEANING_BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         "checkpoint cannot be read",
     ),
     "inventory": (
-        lambda b: ((b / "checkpoint-4/rng_state_0.pth").write_bytes(b"random state 9"), relist(b)),
+        lambda b: ((b / "checkpoint-4/rng_state_0.pth").write_bytes(pickled({"random state": 9})), relist(b)),
         "inventory and list differ",
     ),
     "lineage": (lambda b: ((b / "lineage.jsonl").write_bytes(b"{}\n"), relist(b)), "lineage damaged"),

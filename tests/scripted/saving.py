@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import pickle
 import struct
+import zipfile
 from pathlib import Path
 
 CONTRACT = {"seed": 429, "teacher": "/mnt/origin/teacher.bin", "world": "as the inventory says"}
+
+
+def pickled(value: object) -> bytes:
+    """`value` in torch's zip format, the same bytes each time."""
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("archive/data.pkl"), pickle.dumps(value, protocol=2))
+    return raw.getvalue()
 
 
 def save_checkpoint(output: Path, update: int, updates: int, world: int, state: float) -> Path:
@@ -22,11 +33,11 @@ def save_checkpoint(output: Path, update: int, updates: int, world: int, state: 
         "trainer_state.json": json.dumps({"global_step": update}).encode(),
         "resume_contract.json": json.dumps(CONTRACT).encode(),
         "navigation.json": b"{}",
-        f"{tag}/mp_rank_00_model_states.pt": b"model states",
+        f"{tag}/mp_rank_00_model_states.pt": pickled({"module": state}),
     }
     for rank in range(world):
-        files[f"{tag}/bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"] = f"shard {rank} of {state.hex()}".encode()
-        files[f"rng_state_{rank}.pth"] = f"random state {rank}".encode()
+        files[f"{tag}/bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"] = pickled({"shard": rank, "state": state})
+        files[f"rng_state_{rank}.pth"] = pickled({"random state": rank})
     for name, content in files.items():
         path = aside / name
         path.parent.mkdir(parents=True, exist_ok=True)
