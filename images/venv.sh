@@ -7,8 +7,8 @@
 #   venv.sh ops         builds the packages of $FROM_SOURCE against it, installs them, compiles byte code
 #
 # Environment: VENV (final path; scripts hold it), PYTHON, WHEELS (folder), LOCK, BUILD_LOCK, FROM_SOURCE (names),
-# OPS (DeepSpeed op names), ARCH (as GCC's -march), ACCELERATOR (cpu or cuda), WORK (scratch; a fixed path, since
-# debug paths get into the ops), RECIPE (folder of this script).
+# OPS (DeepSpeed op names), ARCH (as GCC's -march), ACCELERATOR (cpu or cuda), WORK (scratch; without a space in its
+# name, which torch's build does not survive), RECIPE (folder of this script).
 set -eu
 : "${VENV:?}" "${PYTHON:?}" "${WHEELS:?}" "${LOCK:?}" "${BUILD_LOCK:?}" "${WORK:?}" "${RECIPE:?}"
 
@@ -55,11 +55,17 @@ build_one() {
     if [ "$name" = deepspeed ]; then
         "$tools/bin/python" "$RECIPE/deepspeed_arch.py" "$WORK/source" "$ARCH"
     fi
+    # One op after the other would leave most cores idle.
+    printf '\n[build_ext]\nparallel = %s\n' "$(nproc)" >> "$WORK/source/setup.cfg"
+    # DeepSpeed asks for debug information: a third of the compile time, ten times the size, and this folder's name in
+    # the ops. The last -g counts.
+    printf '#!/bin/sh\nexec g++ "$@" -g0\n' > "$WORK/c++"
+    chmod +x "$WORK/c++"
     for op in ${OPS:-}; do
         export "DS_BUILD_$(echo "$op" | tr '[:lower:]' '[:upper:]')=1"
     done
-    # Debug information would make the ops ten times larger, and would carry this folder's name.
-    DS_ACCELERATOR=$ACCELERATOR DS_ENABLE_NINJA=1 LDFLAGS=-Wl,--strip-debug SOURCE_DATE_EPOCH=1767225600 \
+    CXX=$WORK/c++ DS_ACCELERATOR=$ACCELERATOR DS_ENABLE_NINJA=1 LDFLAGS=-Wl,--strip-debug \
+        SOURCE_DATE_EPOCH=1767225600 \
         MAX_JOBS=$(nproc) "$tools/bin/python" -m pip wheel --quiet --no-deps --no-build-isolation \
         --wheel-dir "$WORK/built" "$WORK/source"
     "$tools/bin/python" -m pip --python "$VENV/bin/python" install --quiet --no-deps --no-compile \

@@ -11,6 +11,7 @@ import json
 import shutil
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -236,24 +237,19 @@ def venv(inputs: ImageInputs, folder: Path, on_line: OnLine) -> None:
             exit_code=ExitCode.FAILED,
         )
     spec, project = inputs.spec, inputs.project
-    settings = {
-        "VENV": folder, "PYTHON": python, "WHEELS": wheels(inputs, on_line), "LOCK": project / spec.lock,
-        "BUILD_LOCK": project / spec.build_lock, "FROM_SOURCE": " ".join(spec.from_source), "OPS": " ".join(spec.ops),
-        "ARCH": spec.arch, "ACCELERATOR": spec.accelerator, "WORK": folder.with_name(f".{folder.name}.work"),
-        "RECIPE": project / "images",
-    }  # fmt: skip
-    words: list[str | Path] = [
-        "env",
-        *(f"{key}={value}" for key, value in settings.items()),
-        project / "images" / "venv.sh",
-    ]
-    for step in ("packages", "ops"):
-        on_line(f"venv: {step}" + (" (minutes: the ops are compiled)" if step == "ops" else ""))
-        process.run(
-            [*words, step],
-            fix="see the last lines; DeepSpeed's ops need g++ and about 2 GiB of memory",
-            on_line=on_line,
-        )
+    # Not beside `folder`: torch's build of the ops does not survive a space in the path of its scratch folder.
+    with tempfile.TemporaryDirectory(prefix="ferry-venv-", dir="/tmp") as work:
+        settings = {
+            "VENV": folder, "PYTHON": python, "WHEELS": wheels(inputs, on_line), "LOCK": project / spec.lock,
+            "BUILD_LOCK": project / spec.build_lock, "FROM_SOURCE": " ".join(spec.from_source),
+            "OPS": " ".join(spec.ops), "ARCH": spec.arch, "ACCELERATOR": spec.accelerator, "WORK": f"{work}/build",
+            "RECIPE": project / "images",
+        }  # fmt: skip
+        words: list[str | Path] = ["env", *(f"{key}={value}" for key, value in settings.items())]
+        for step in ("packages", "ops"):
+            on_line(f"venv: {step}" + (" (minutes: the ops are compiled)" if step == "ops" else ""))
+            fix = "see the last lines; DeepSpeed's ops need g++ and about 2 GiB of memory a core"
+            process.run([*words, project / "images" / "venv.sh", step], fix=fix, on_line=on_line)
 
 
 def host_python(version: str) -> Path:
