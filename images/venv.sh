@@ -79,9 +79,9 @@ ops() {
     done
     for source_name in ${FROM_SOURCE:-}; do build_one "$source_name"; done
     # Byte code that nothing re-checks: imports are fast on a read-only root, and bytes do not depend on file times.
-    "$VENV/bin/python" -m compileall -q -j 0 --invalidation-mode unchecked-hash "$VENV/lib" || {
-        echo "note: some files of the packages are not valid Python (templates); they have no byte code" >&2
-    }
+    # It ends with 1 for files that are not for this Python (templates; torch's tests of newer syntax): those stay as
+    # they are, and nobody imports them.
+    "$VENV/bin/python" -m compileall -qq -j 0 --invalidation-mode unchecked-hash "$VENV/lib" || true
     rm -rf "$WORK"
 }
 
