@@ -44,9 +44,13 @@ def main() -> None:
 def measure(work: Path, gib: float) -> None:
     """Print every measure on a bundle of `gib` GiB below `work`."""
     bundle = make(work, gib)
-    print(f"bundle of {open_bundle(bundle).size_bytes / (1 << 30):.2f} GiB, {os.cpu_count()} CPUs, median of {RUNS}")
+    print(
+        f"bundle of {open_bundle(bundle).size_bytes / (1 << 30):.2f} GiB, {os.cpu_count()} CPUs, median of {RUNS}"
+    )
     ours = median(lambda: verify(open_bundle(bundle)))
-    stock = median(lambda: subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=bundle, check=True), runs=1)
+    stock = median(
+        lambda: subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=bundle, check=True), runs=1
+    )
     row("verify against sha256sum -c: times as fast", stock / ours, "at least 8", stock, ours)
     row(
         "verify against all cores hashing: share reached",
@@ -59,7 +63,9 @@ def measure(work: Path, gib: float) -> None:
     verify(open_bundle(bundle))
     server = documents.load(ServerProfile, make_server(work / "server"))
     again = median(lambda: rebase(verify(open_bundle(bundle), use_memory=True), server))
-    print(f"{'verify and rebase again, remembered':55} {again:8.3f} s            (budget of prepare: under 1 s)")
+    print(
+        f"{'verify and rebase again, remembered':55} {again:8.3f} s            (budget of prepare: under 1 s)"
+    )
     copied = median(lambda: copy(bundle, work / "cp"))
     packed = median(lambda: repack(bundle, work / "packed"))
     row("copy, hash and verify against cp -r", packed / copied, "none yet", copied, packed)

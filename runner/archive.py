@@ -41,7 +41,9 @@ def make(files: Members) -> bytes:
     return zipped.getvalue()
 
 
-def collect(root: Path, *, skip: frozenset[str] = frozenset({"__pycache__"})) -> dict[str, tuple[bool, bytes]]:
+def collect(
+    root: Path, *, skip: frozenset[str] = frozenset({"__pycache__"})
+) -> dict[str, tuple[bool, bytes]]:
     """Return every file below `root` in the form that `make` takes, without folders named in `skip`."""
     files: dict[str, tuple[bool, bytes]] = {}
     for path in sorted(root.rglob("*")):
@@ -50,7 +52,13 @@ def collect(root: Path, *, skip: frozenset[str] = frozenset({"__pycache__"})) ->
             continue
         if path.is_symlink() or not path.is_file():
             raise Refusal(
-                Fault("not a regular file", str(path), "regular files and folders", "a link or a device", "remove it")
+                Fault(
+                    "not a regular file",
+                    str(path),
+                    "regular files and folders",
+                    "a link or a device",
+                    "remove it",
+                )
             )
         files[str(relative)] = (os.access(path, os.X_OK), path.read_bytes())
     return files
@@ -71,7 +79,13 @@ def read(path: Path) -> dict[str, tuple[bool, bytes]]:
                 name = member.name.removesuffix("/") if member.isdir() else member.name
                 if reason := _reason(member, name, files):
                     faults.append(
-                        Fault("unsafe", f"{path}: {name}", "a plain file or folder inside it", reason, _PACK_AGAIN)
+                        Fault(
+                            "unsafe",
+                            f"{path}: {name}",
+                            "a plain file or folder inside it",
+                            reason,
+                            _PACK_AGAIN,
+                        )
                     )
                     continue
                 total += member.size
@@ -84,7 +98,9 @@ def read(path: Path) -> dict[str, tuple[bool, bytes]]:
                     files[name] = (bool(member.mode & 0o100), source.read())
             _read_out(tar, path)
     except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
-        raise Refusal(Fault("archive damaged", str(path), "a tar archive", str(error), _PACK_AGAIN)) from error
+        raise Refusal(
+            Fault("archive damaged", str(path), "a tar archive", str(error), _PACK_AGAIN)
+        ) from error
     faults += [
         Fault("unsafe", f"{path}: {name}", "a file or a folder, not both", "both", _PACK_AGAIN)
         for name in files
@@ -117,7 +133,9 @@ def _read_out(tar: tarfile.TarFile, path: Path) -> None:
     while chunk := tar.fileobj.read(1 << 20) if tar.fileobj is not None else b"":
         rest += len(chunk)
         if chunk.strip(b"\0") or rest > LIMIT_BYTES:
-            raise Refusal(Fault("archive damaged", str(path), "zeros after its last entry", "other bytes", _PACK_AGAIN))
+            raise Refusal(
+                Fault("archive damaged", str(path), "zeros after its last entry", "other bytes", _PACK_AGAIN)
+            )
 
 
 def _reason(member: tarfile.TarInfo, name: str, files: Members) -> str | None:

@@ -46,7 +46,9 @@ BundleArgument = Annotated[Path, typer.Argument(help="the bundle's folder", meta
 RunArgument = Annotated[Path, typer.Argument(help="the run folder", metavar="RUN")]
 ServerOption = Annotated[Path, typer.Option("--server", help="this server's profile, server.yaml")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="check everything, show the plan, change nothing")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="check everything, show the plan, change nothing")
+]
 ProjectOption = Annotated[Path, typer.Option("--project", help="Ferry's own folder: images/ and lockfiles/")]
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -91,7 +93,12 @@ def verify_command(
 ) -> None:
     """Read every byte of a bundle and check what the bytes mean."""
     verified = _verified(bundle, use_memory=quick)
-    value = {"bundle": str(verified.path), "root": verified.root, "files": len(verified.digests), "verdict": "verified"}
+    value = {
+        "bundle": str(verified.path),
+        "root": verified.root,
+        "files": len(verified.digests),
+        "verdict": "verified",
+    }
     spec = verified.spec
     state = f"update {spec.from_update} of {spec.updates}"
     _emit(
@@ -120,7 +127,9 @@ def resume_command(
     bundle: Annotated[
         Path | None, typer.Option("--bundle", help="prepare this bundle first, if RUN does not exist")
     ] = None,
-    server: Annotated[Path | None, typer.Option("--server", help="with --bundle: this server's profile")] = None,
+    server: Annotated[
+        Path | None, typer.Option("--server", help="with --bundle: this server's profile")
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="start the run and return")] = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -131,7 +140,9 @@ def resume_command(
     if bundle is not None and not folder.path.exists():
         if server is None:
             fix = "add --server SERVER.yaml"
-            raise Refusal(Fault("no server profile", "--server", "a profile, since --bundle is given", "nothing", fix))
+            raise Refusal(
+                Fault("no server profile", "--server", "a profile, since --bundle is given", "nothing", fix)
+            )
         _prepare(bundle, server, run, dry_run=dry_run, as_json=as_json, project=project)
         if dry_run:
             return
@@ -141,7 +152,9 @@ def resume_command(
         _show_plan(resuming.replan(folder, image), as_json)
         return
     if folder.server().engine == "venv":
-        screen.err.print("[bold yellow]engine venv: no isolation[/] (network, file system and memory are this host's)")
+        screen.err.print(
+            "[bold yellow]engine venv: no isolation[/] (network, file system and memory are this host's)"
+        )
     plan = resuming.start(folder, image, engine)
     if detach:
         _emit(as_json, {"container": plan.name}, f"STARTED {plan.name}")
@@ -150,7 +163,9 @@ def resume_command(
         try:
             ended = resuming.follow(folder, plan.name, engine, show)
         except KeyboardInterrupt:
-            show("asked to stop at the next update; the checkpoint is being saved (once more: leave it to itself)")
+            show(
+                "asked to stop at the next update; the checkpoint is being saved (once more: leave it to itself)"
+            )
             resuming.request_stop(folder)
             ended = resuming.follow(folder, plan.name, engine, lambda _: None)
     value = {"verdict": ended.verdict.value, "update": ended.update, "exit_code": int(ended.exit_code)}
@@ -164,7 +179,9 @@ def stop_command(
     at_update: Annotated[
         int | None, typer.Option("--at-update", help="ask only: not before this update; returns at once")
     ] = None,
-    grace_s: Annotated[float | None, typer.Option("--grace", help="seconds to wait before each harder step")] = None,
+    grace_s: Annotated[
+        float | None, typer.Option("--grace", help="seconds to wait before each harder step")
+    ] = None,
     as_json: JsonOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
@@ -199,7 +216,9 @@ def stop_command(
     newest, _ = folder.checkpoints()
     value = {"verdict": ended.verdict.value, "checkpoint": newest.name if newest else None}
     _emit(
-        as_json, value, f"{ended.verdict.value.upper()}; resume continues from {newest.name if newest else 'nothing'}"
+        as_json,
+        value,
+        f"{ended.verdict.value.upper()}; resume continues from {newest.name if newest else 'nothing'}",
     )
 
 
@@ -256,7 +275,9 @@ def compare_command(
     """Compare two runs bit for bit; exit 0 only if they are equal."""
     comparison = compare_runs(RunFolder(run_a), RunFolder(run_b))
     if as_json:
-        print(json.dumps(dataclasses.asdict(comparison) | {"equal": comparison.equal}, indent=2, sort_keys=True))
+        print(
+            json.dumps(dataclasses.asdict(comparison) | {"equal": comparison.equal}, indent=2, sort_keys=True)
+        )
     else:
         for difference in comparison.differences[:10]:
             screen.out.print(difference, markup=False)
@@ -287,7 +308,11 @@ def schema_command(folder: Path) -> None:
 def image_build_command(name: str, as_json: JsonOption = False, project: ProjectOption = PROJECT) -> None:
     """Build the image images/NAME.yaml, or see that it is there already."""
     pin = images.build(name, project, on_line=lambda line: screen.err.print(line, markup=False, style="dim"))
-    _emit(as_json, dataclasses.asdict(pin), f"IMAGE {pin.name} digest={pin.digest} config={pin.config} lock={pin.lock}")
+    _emit(
+        as_json,
+        dataclasses.asdict(pin),
+        f"IMAGE {pin.name} digest={pin.digest} config={pin.config} lock={pin.lock}",
+    )
 
 
 def _verified(bundle: Path, *, use_memory: bool) -> verify.VerifiedBundle:

@@ -97,7 +97,13 @@ def _logs(folder: RunFolder) -> dict[int, dict[int, dict[str, Any]]]:
             logs[int(match[1])] = {row["update"]: row for row in read_exposure(path)}
     if not logs:
         raise Refusal(
-            Fault("no exposure log", str(place), "rank_R.jsonl of each rank", "none", "compare runs that trained")
+            Fault(
+                "no exposure log",
+                str(place),
+                "rank_R.jsonl of each rank",
+                "none",
+                "compare runs that trained",
+            )
         )
     return logs
 
@@ -115,7 +121,9 @@ def _rows(
         for rank in ranks:
             row_a, row_b = a[rank].get(update), b[rank].get(update)
             if row_a is None or row_b is None:
-                differences.append(f"update {update}, rank {rank}: only in {'the first' if row_a else 'the second'}")
+                differences.append(
+                    f"update {update}, rank {rank}: only in {'the first' if row_a else 'the second'}"
+                )
                 equal = False
                 continue
             for field in sorted(row_a.keys() | row_b.keys()):
@@ -152,7 +160,9 @@ def _compare_folders(a: Path, b: Path, differences: list[str]) -> int:
         tensors += sum(isinstance(leaf, Tensor) for leaf in leaves_a.values())
         for leaf in sorted(leaves_a.keys() | leaves_b.keys()):
             if leaves_a.get(leaf) != leaves_b.get(leaf):
-                differences.append(f"{a.name}/{name}: {leaf}: {leaves_a.get(leaf)} against {leaves_b.get(leaf)}")
+                differences.append(
+                    f"{a.name}/{name}: {leaf}: {leaves_a.get(leaf)} against {leaves_b.get(leaf)}"
+                )
     return tensors
 
 

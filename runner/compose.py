@@ -12,9 +12,7 @@ import yaml
 
 from runner.plan import LaunchPlan, Mount
 
-_HEADER = (
-    "# Written by ferry from the launch plan: start it with `docker compose up trainer` beside Ferry's compose.yaml.\n"
-)
+_HEADER = "# Written by ferry from the launch plan: start it with `docker compose up trainer` beside Ferry's compose.yaml.\n"
 
 
 def render(plan: LaunchPlan) -> bytes:
@@ -43,7 +41,9 @@ def render(plan: LaunchPlan) -> bytes:
     }
     if plan.gpus:
         service["devices"] = [f"nvidia.com/gpu={gpu}" for gpu in plan.gpus]
-    text = yaml.safe_dump({"services": {"trainer": service}}, sort_keys=True, default_flow_style=False, width=1000)
+    text = yaml.safe_dump(
+        {"services": {"trainer": service}}, sort_keys=True, default_flow_style=False, width=1000
+    )
     return (_HEADER + text).encode()
 
 

@@ -51,7 +51,11 @@ def run(work: Path, project: Path, *, stop_at: int = STOP_AT) -> Comparison:
     engine = _engine()
     say = _say
     work = _fresh(work)
-    say("1/7 environment: the image 'cpu'" if engine == "docker" else "1/7 environment: a venv from the lock of 'cpu'")
+    say(
+        "1/7 environment: the image 'cpu'"
+        if engine == "docker"
+        else "1/7 environment: a venv from the lock of 'cpu'"
+    )
     pin = _environment(engine, project)
     say("2/7 a data set, a teacher and a first bundle")
     origin = _ORIGIN if engine == "docker" else str(work / "origin")
@@ -85,8 +89,12 @@ def _engine() -> Engine:
     try:
         connect().close()
     except Refusal as refusal:
-        screen.err.print("[bold yellow]NO DOCKER ENGINE ANSWERS: the demo runs without containers (engine 'venv')[/]")
-        screen.err.print("[yellow]same lock, same checks, no isolation; `ferry resume` never does this by itself[/]")
+        screen.err.print(
+            "[bold yellow]NO DOCKER ENGINE ANSWERS: the demo runs without containers (engine 'venv')[/]"
+        )
+        screen.err.print(
+            "[yellow]same lock, same checks, no isolation; `ferry resume` never does this by itself[/]"
+        )
         screen.err.print(refusal.faults[0].found, markup=False, style="dim")
         return "venv"
     return "docker"
@@ -102,7 +110,13 @@ def _fresh(work: Path) -> Path:
         if not (work / _MARKER).exists():
             fix = "give an empty folder with --work"
             raise Refusal(
-                Fault("folder is not the demo's", str(work), "an empty folder, or an older demo", "other files", fix)
+                Fault(
+                    "folder is not the demo's",
+                    str(work),
+                    "an empty folder, or an older demo",
+                    "other files",
+                    fix,
+                )
             )
         for path in (work / "origin").glob("*"):
             path.unlink()
@@ -129,7 +143,12 @@ def _server(work: Path, name: str, layout: str, engine: Engine, project: Path) -
     images, teacher = folder / layout / "images", folder / layout / "weights" / "teacher.safetensors"
     synthetic.write_dataset(images, ROWS, SEED)
     synthetic.write_teacher(teacher, SEED)
-    value = {"ferry": 1, "name": name, "engine": engine, "assets": {"images": str(images), "teacher": str(teacher)}}
+    value = {
+        "ferry": 1,
+        "name": name,
+        "engine": engine,
+        "assets": {"images": str(images), "teacher": str(teacher)},
+    }
     if engine == "venv":
         value["venv"] = str(_venv(project))
     raw = yaml.safe_dump(value, sort_keys=False).encode()
@@ -176,7 +195,9 @@ def _draft(work: Path, project: Path, origin: str, pin: image.ImagePin) -> Path:
         },
         "rebase": {"mount": ["images", "teacher"]},
     }  # fmt: skip
-    write_file(draft / "run.yaml", pack.render_spec(parse(RunSpec, json.dumps(spec).encode(), "the demo's run.yaml")))
+    write_file(
+        draft / "run.yaml", pack.render_spec(parse(RunSpec, json.dumps(spec).encode(), "the demo's run.yaml"))
+    )
     return draft
 
 

@@ -20,7 +20,9 @@ from runner.engine import Lines, Phase, State
 from runner.errors import ExitCode, Fault, Refusal
 from runner.plan import LaunchPlan
 
-_START_ENGINE = "start the engine (`just engine` does it as root on Debian), and see that this user may use it"
+_START_ENGINE = (
+    "start the engine (`just engine` does it as root on Debian), and see that this user may use it"
+)
 
 
 def connect() -> docker.DockerClient:
@@ -29,7 +31,9 @@ def connect() -> docker.DockerClient:
         client = docker.from_env(timeout=120)
         client.ping()
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        fault = Fault("no Docker engine", "the engine's socket", "an engine that answers", str(error), _START_ENGINE)
+        fault = Fault(
+            "no Docker engine", "the engine's socket", "an engine that answers", str(error), _START_ENGINE
+        )
         raise Refusal(fault, exit_code=ExitCode.FAILED) from error
     return client
 

@@ -64,9 +64,13 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not text", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is not text", key_node.start_mark
+                )
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} stands twice", key_node.start_mark
+                )
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -88,11 +92,23 @@ def load(model: type[D], path: Path) -> D:
             raw = file.read(LIMIT_BYTES + 1)
     except OSError as error:
         raise Refusal(
-            Fault("document cannot be read", str(path), "a readable file", str(error), "give the path of the document")
+            Fault(
+                "document cannot be read",
+                str(path),
+                "a readable file",
+                str(error),
+                "give the path of the document",
+            )
         ) from error
     if len(raw) > LIMIT_BYTES:
         raise Refusal(
-            Fault("document too large", str(path), f"at most {LIMIT_BYTES} bytes", "more", "is this the right file?")
+            Fault(
+                "document too large",
+                str(path),
+                f"at most {LIMIT_BYTES} bytes",
+                "more",
+                "is this the right file?",
+            )
         )
     return parse(model, raw, str(path))
 
@@ -103,7 +119,13 @@ def parse(model: type[D], raw: bytes, where: str) -> D:
         value = yaml.load(raw.decode("utf-8"), Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise Refusal(
-            Fault("document is not YAML", where, "UTF-8 YAML", " ".join(str(error).split()), "mend the named line")
+            Fault(
+                "document is not YAML",
+                where,
+                "UTF-8 YAML",
+                " ".join(str(error).split()),
+                "mend the named line",
+            )
         ) from error
     try:
         return model.model_validate_json(_as_json(value), strict=True)
@@ -129,13 +151,21 @@ def _fault(model: type[Document], where: str, entry: Any) -> Fault:
     match entry["type"]:
         case "extra_forbidden":
             near = difflib.get_close_matches(str(location[-1]), _known_keys(model, location[:-1]), n=1)
-            hint = f"did you mean '{near[0]}'?" if near else "remove it, or see the JSON schema under docs/reference/"
-            return Fault("unknown key", f"{where}: {path}", "a key of this document", f"'{location[-1]}'", hint)
+            hint = (
+                f"did you mean '{near[0]}'?"
+                if near
+                else "remove it, or see the JSON schema under docs/reference/"
+            )
+            return Fault(
+                "unknown key", f"{where}: {path}", "a key of this document", f"'{location[-1]}'", hint
+            )
         case "missing":
             return Fault("missing key", f"{where}: {path}", "a value", "nothing", f"add '{location[-1]}'")
         case _:
             message = str(entry["msg"]).removeprefix("Value error, ")
-            return Fault("wrong value", f"{where}: {path}", message, found, "see the JSON schema under docs/reference/")
+            return Fault(
+                "wrong value", f"{where}: {path}", message, found, "see the JSON schema under docs/reference/"
+            )
 
 
 def _key_path(location: tuple[int | str, ...]) -> str:

@@ -102,6 +102,8 @@ def refuse_if(faults: Iterable[Fault], exit_code: ExitCode = ExitCode.REFUSED) -
 def printable(text: str) -> str:
     """Return `text` with control characters and lone surrogates escaped: no hostile name steers a terminal."""
     return "".join(
-        char if char.isprintable() or char == "\n" else char.encode("unicode_escape", "surrogatepass").decode("ascii")
+        char
+        if char.isprintable() or char == "\n"
+        else char.encode("unicode_escape", "surrogatepass").decode("ascii")
         for char in text
     )

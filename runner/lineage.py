@@ -76,13 +76,19 @@ def parse(raw: bytes, where: str) -> tuple[Link, ...]:
         if not isinstance(value, dict) or {key: type(entry) for key, entry in value.items()} != kinds:
             raise Refusal(
                 Fault(
-                    "lineage damaged", place, "exactly " + ", ".join(kinds), line[:80].decode("utf-8", "replace"), fix
+                    "lineage damaged",
+                    place,
+                    "exactly " + ", ".join(kinds),
+                    line[:80].decode("utf-8", "replace"),
+                    fix,
                 )
             )
         link = Link(**value)
         if link.line != line:
             raise Refusal(Fault("lineage edited", place, "canonical JSON", "another form of it", fix))
         if link.previous != head(links):
-            raise Refusal(Fault("lineage broken", place, f"previous {head(links)}", f"previous {link.previous}", fix))
+            raise Refusal(
+                Fault("lineage broken", place, f"previous {head(links)}", f"previous {link.previous}", fix)
+            )
         links.append(link)
     return tuple(links)

@@ -47,7 +47,9 @@ def read_facts(path: Path, path_columns: Sequence[str], root: str) -> ManifestFa
             for column in path_columns:
                 row[column] = _relative(row, column, prefix)
         except ValueError as error:
-            faults.append(Fault("bad row", f"{path}:{number}", "one JSON object, LF after it", str(error), _MAKE_AGAIN))
+            faults.append(
+                Fault("bad row", f"{path}:{number}", "one JSON object, LF after it", str(error), _MAKE_AGAIN)
+            )
             if len(faults) == _LIMIT_FAULTS:
                 break
             continue
@@ -67,13 +69,15 @@ def parse_row(line: bytes) -> dict[str, Any]:
         raise ValueError("the line ends in CR LF")
     row = json.loads(line, parse_constant=_no_constant, object_pairs_hook=_no_twins)
     if not isinstance(row, dict):
-        raise ValueError(f"a JSON {type(row).__name__}, not an object")
+        raise ValueError(f"a JSON {type(row).__name__}, not an object")  # noqa: TRY004 - bad content, not a bug
     return row
 
 
 def canonical(row: dict[str, Any]) -> bytes:
     """Return the one form of `row` that fingerprints are made of."""
-    return json.dumps(row, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return json.dumps(row, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(
+        "utf-8", "surrogatepass"
+    )
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -89,8 +93,10 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def _relative(row: dict[str, Any], column: str, prefix: str) -> str:
     value = row.get(column)
     if not isinstance(value, str):
-        raise ValueError(f"column '{column}' holds {value!r}, not a path")
-    if not value.startswith(prefix) or any(part in ("", ".", "..") for part in value[len(prefix) :].split("/")):
+        raise ValueError(f"column '{column}' holds {value!r}, not a path")  # noqa: TRY004 - bad content, not a bug
+    if not value.startswith(prefix) or any(
+        part in ("", ".", "..") for part in value[len(prefix) :].split("/")
+    ):
         raise ValueError(f"column '{column}' holds {value!r}, which does not lie below {prefix}")
     return value[len(prefix) :]
 

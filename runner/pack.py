@@ -88,11 +88,14 @@ def gather(folder: RunFolder) -> Contents:
     files = {
         name: bundle.path / name
         for name in bundle.digests
-        if not (replaced and name.startswith(replaced)) and name not in (verify.SPEC_NAME, verify.LINEAGE_NAME)
+        if not (replaced and name.startswith(replaced))
+        and name not in (verify.SPEC_NAME, verify.LINEAGE_NAME)
     }
     files |= {f"{newest.name}/{name}": newest.path / name for name in (*newest.files, census.INVENTORY)}
     files |= {f"{LOGS}/{name}": path for name, path in _logs(folder).items()}
-    packed = spec.model_copy(update={"checkpoint": CheckpointRef(path=newest.name, update=newest.update), "logs": LOGS})
+    packed = spec.model_copy(
+        update={"checkpoint": CheckpointRef(path=newest.name, update=newest.update), "logs": LOGS}
+    )
     made = {verify.SPEC_NAME: render_spec(packed), verify.LINEAGE_NAME: lineage.render(folder.links())}
     left_out = tuple(f"{name}: {refusal.faults[0].what}" for name, refusal in rejected.items())
     return Contents(files, made, newest.update, left_out)
@@ -162,13 +165,17 @@ def write_bundle(contents: Contents, target: Path, on_bytes: Callable[[int], Non
 def render_spec(spec: RunSpec) -> bytes:
     """Return `run.yaml` for `spec`: one form for one spec; fields that have their default are left out."""
     value: dict[str, Any] = spec.model_dump(mode="json", exclude_defaults=True)
-    return yaml.safe_dump({"ferry": spec.ferry, **value}, sort_keys=False, allow_unicode=True, width=1000).encode()
+    return yaml.safe_dump(
+        {"ferry": spec.ferry, **value}, sort_keys=False, allow_unicode=True, width=1000
+    ).encode()
 
 
 def describe_code(folders: Mapping[str, Path]) -> tuple[bytes, dict[str, str]]:
     """Return the archive of `folders` (name in it -> folder), and what the spec says of it: sha256 and tree."""
     members = {
-        f"{prefix}/{name}": entry for prefix, root in folders.items() for name, entry in archive.collect(root).items()
+        f"{prefix}/{name}": entry
+        for prefix, root in folders.items()
+        for name, entry in archive.collect(root).items()
     }
     raw = archive.make(members)
     return raw, {"sha256": "sha256:" + sha256_bytes(raw), "tree": archive.tree_of(members)}
@@ -182,7 +189,9 @@ def describe_manifest(path: Path, columns: tuple[str, ...], origin: str) -> dict
 def _refuse_if_taken(target: Path) -> None:
     if target.exists() or target.is_symlink():
         fix = "a bundle is never written over: choose another name"
-        raise Refusal(Fault("bundle exists", str(target), "a path that is free", "an entry of that name", fix))
+        raise Refusal(
+            Fault("bundle exists", str(target), "a path that is free", "an entry of that name", fix)
+        )
 
 
 def _logs(folder: RunFolder) -> dict[str, Path]:
@@ -204,7 +213,9 @@ def _seal(folder: RunFolder, root: str, update: int) -> None:
     seal = folder.seal()
     if seal is not None and seal.get("bundle") != root:
         fix = "the run folder was changed after it was sealed; use the bundle that it was packed as"
-        raise Refusal(Fault("run folder is sealed", str(folder.seal_file), f"bundle {seal.get('bundle')}", root, fix))
+        raise Refusal(
+            Fault("run folder is sealed", str(folder.seal_file), f"bundle {seal.get('bundle')}", root, fix)
+        )
     write_file(folder.seal_file, to_json({"ferry": 1, "bundle": root, "update": update}))
 
 
@@ -215,7 +226,9 @@ def _copy(source: Path, target: Path, on_bytes: Callable[[int], None] | None) ->
         descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         fix = "only regular files can be packed: put the content in its place"
-        raise Refusal(Fault("cannot be packed", str(source), "a readable regular file", str(error), fix)) from error
+        raise Refusal(
+            Fault("cannot be packed", str(source), "a readable regular file", str(error), fix)
+        ) from error
     with open(descriptor, "rb", buffering=0) as reader, target.open("xb", buffering=0) as writer:
         while chunk := reader.read(BUFFER_BYTES):
             digest.update(chunk)

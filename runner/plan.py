@@ -108,14 +108,24 @@ def plan_launch(inputs: RebasedInputs, image: ReadyImage, folder: Path, host: Ho
 def _container_paths() -> RunPaths:
     root = str(CONTAINER_ROOT)
     return RunPaths(
-        f"{root}/bundle", f"{root}/code", f"{root}/run", f"{root}/control", f"{root}/segments", f"{root}/lease"
+        f"{root}/bundle",
+        f"{root}/code",
+        f"{root}/run",
+        f"{root}/control",
+        f"{root}/segments",
+        f"{root}/lease",
     )
 
 
 def _host_paths(inputs: RebasedInputs, folder: Path) -> RunPaths:
     run = str(folder)
     return RunPaths(
-        str(inputs.bundle.path), f"{run}/code", f"{run}/output", f"{run}/control", f"{run}/segments", f"{run}/lease"
+        str(inputs.bundle.path),
+        f"{run}/code",
+        f"{run}/output",
+        f"{run}/control",
+        f"{run}/segments",
+        f"{run}/lease",
     )
 
 

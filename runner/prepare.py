@@ -11,7 +11,6 @@ import json
 import secrets
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 
 from runner import archive, compose
 from runner.errors import Fault, Refusal
@@ -34,7 +33,9 @@ def refuse_if_taken(folder: RunFolder) -> None:
     """Raise `Refusal` if something lies where the run folder would appear."""
     if folder.path.exists() or folder.path.is_symlink():
         fix = "resume it with `ferry resume`, or prepare under another path"
-        raise Refusal(Fault("run folder exists", str(folder.path), "a path that is free", "an entry of that name", fix))
+        raise Refusal(
+            Fault("run folder exists", str(folder.path), "a path that is free", "an entry of that name", fix)
+        )
 
 
 def prepare(inputs: RebasedInputs, plan: LaunchPlan, folder: RunFolder, server_bytes: bytes) -> Prepared:
@@ -58,7 +59,9 @@ def write_control(
     digests: Mapping[str, str], hashed: Mapping[str, Hashed], plan: LaunchPlan, folder: RunFolder
 ) -> None:
     """Write what the start program reads, and the compose file; content that is there already is left alone."""
-    verified = json.dumps({"digests": dict(digests), "memory": to_memory(hashed)}, sort_keys=True).encode() + b"\n"
+    verified = (
+        json.dumps({"digests": dict(digests), "memory": to_memory(hashed)}, sort_keys=True).encode() + b"\n"
+    )
     documents = (
         (folder.launch_file, plan.launch.to_json()),
         (folder.verified_file, verified),
@@ -84,4 +87,6 @@ def _write(inputs: RebasedInputs, folder: RunFolder, server_bytes: bytes) -> Non
         (folder.output / bundle.checkpoint.name).mkdir()
     if bundle.spec.logs is not None:
         shutil.copytree(bundle.path / bundle.spec.logs, folder.output, dirs_exist_ok=True)
-    write_file(folder.prepared_file, to_json({"ferry": 1, "bundle": {"path": str(bundle.path), "root": bundle.root}}))
+    write_file(
+        folder.prepared_file, to_json({"ferry": 1, "bundle": {"path": str(bundle.path), "root": bundle.root}})
+    )

@@ -91,7 +91,13 @@ def _collect(process: subprocess.Popen[str], words: list[str], timeout_s: float 
         process.kill()
         process.communicate()
         raise Refusal(
-            Fault("command hangs", words[0], f"an end within {timeout_s:g} s", "still running; it was killed", fix),
+            Fault(
+                "command hangs",
+                words[0],
+                f"an end within {timeout_s:g} s",
+                "still running; it was killed",
+                fix,
+            ),
             exit_code=ExitCode.FAILED,
         ) from error
 

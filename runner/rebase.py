@@ -95,7 +95,9 @@ def rebase(
         if host is None:
             fix = f"add to the server profile, under assets: '{name}: PATH', this server's copy of {asset.origin}"
             faults.append(
-                Fault("asset not in the profile", f"server {server.name}: assets", f"'{name}'", "nothing", fix)
+                Fault(
+                    "asset not in the profile", f"server {server.name}: assets", f"'{name}'", "nothing", fix
+                )
             )
             continue
         faults += _origin_faults(name, asset)
@@ -112,7 +114,13 @@ def _origin_faults(name: str, asset: Asset) -> list[Fault]:
         fix = "no run should know its data by such a path; rewrite the field instead of mounting"
         where = f"run.yaml: assets.{name}.origin"
         return [
-            Fault("origin cannot be mounted over", where, "a path outside of " + ", ".join(RESERVED), asset.origin, fix)
+            Fault(
+                "origin cannot be mounted over",
+                where,
+                "a path outside of " + ", ".join(RESERVED),
+                asset.origin,
+                fix,
+            )
         ]
     return []
 
@@ -124,7 +132,11 @@ def _asset_faults(name: str, asset: Asset, host: Path, on_bytes: Callable[[int],
         found = "nothing" if not host.exists() else "another kind of entry"
         return [
             Fault(
-                "asset missing", where, f"a {asset.kind}", found, "bring it to this server, or mend the profile's path"
+                "asset missing",
+                where,
+                f"a {asset.kind}",
+                found,
+                "bring it to this server, or mend the profile's path",
             )
         ]
     if asset.sha256 is None:

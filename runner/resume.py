@@ -145,14 +145,21 @@ def request_stop(folder: RunFolder, at_update: int | None = None) -> Path:
 
 
 def stop(
-    folder: RunFolder, name: str, engine: Engine, *, grace_s: float, on_progress: Callable[[StopProgress], None]
+    folder: RunFolder,
+    name: str,
+    engine: Engine,
+    *,
+    grace_s: float,
+    on_progress: Callable[[StopProgress], None],
 ) -> State:
     """Ask, wait, force: request file, then SIGTERM after `grace_s`, then SIGKILL after as long again.
 
     Returns the state the container ended in. A run that does not run is a `Refusal`.
     """
     if engine.inspect(name).phase is not Phase.RUNNING:
-        fault = Fault("the run does not run", str(folder.path), "a running container", "none", "see `ferry status`")
+        fault = Fault(
+            "the run does not run", str(folder.path), "a running container", "none", "see `ferry status`"
+        )
         raise Refusal(fault, exit_code=ExitCode.FAILED)
     request_stop(folder)
     began = time.monotonic()

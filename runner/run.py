@@ -10,6 +10,7 @@ import dataclasses
 import fcntl
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,9 @@ class RunFolder:
         if seal is not None:
             found = f"it was packed as {seal.get('bundle')} at update {seal.get('update')}"
             fix = "resume where that bundle was prepared; a fork must be declared as a run with a new name"
-            raise Refusal(Fault("run folder is sealed", str(self.seal_file), "a run that lives here", found, fix))
+            raise Refusal(
+                Fault("run folder is sealed", str(self.seal_file), "a run that lives here", found, fix)
+            )
 
     def lease_holder(self) -> str | None:
         """Return who trains this run now, or None. The kernel keeps the lock, so a crash leaves no stale lease."""
@@ -114,7 +117,9 @@ class RunFolder:
                 records.append(Segment(**value))
             except TypeError as error:
                 fields = ", ".join(field.name for field in dataclasses.fields(Segment))
-                raise Refusal(Fault("segment record damaged", str(path), fields, str(error), "restore it")) from error
+                raise Refusal(
+                    Fault("segment record damaged", str(path), fields, str(error), "restore it")
+                ) from error
         return records
 
     def checkpoints(self) -> tuple[census.Checkpoint | None, dict[str, Refusal]]:
@@ -169,11 +174,18 @@ def judge(folder: RunFolder, state: State) -> Verdict:
     """
     if state.out_of_memory:
         return Verdict.OUT_OF_MEMORY
-    if state.exit_code is None:
-        return Verdict.LOST
-    if state.exit_code != 0:
-        return Verdict.FORCED if state.exit_code == 128 + 9 else Verdict.FAILED
-    outcome = folder.outcome() or {}
+    match state.exit_code:
+        case None:
+            return Verdict.LOST
+        case 0:
+            return _judge_outcome(folder, folder.outcome() or {})
+        case 137:  # 128 + SIGKILL
+            return Verdict.FORCED
+        case _:
+            return Verdict.FAILED
+
+
+def _judge_outcome(folder: RunFolder, outcome: Mapping[str, Any]) -> Verdict:
     newest, _ = folder.checkpoints()
     if newest is None or outcome.get("checkpoint") != newest.name:
         return Verdict.FAILED

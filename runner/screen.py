@@ -23,8 +23,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from runner.compose import tmpfs
 from runner.compare import Comparison
+from runner.compose import tmpfs
 from runner.errors import Refusal, printable
 from runner.plan import LaunchPlan
 from runner.run import RunFolder
@@ -91,14 +91,18 @@ def plan_table(plan: LaunchPlan) -> Table:
     table.add_row("torchrun", shlex.join([*plan.launch.torchrun, *plan.launch.args]))
     table.add_row("on resume", shlex.join(plan.launch.resume_args))
     for mount in plan.mounts:
-        table.add_row("mount, read-only" if mount.read_only else "mount, writable", f"{mount.source} -> {mount.target}")
+        table.add_row(
+            "mount, read-only" if mount.read_only else "mount, writable", f"{mount.source} -> {mount.target}"
+        )
     for link, target in plan.links.items():
         table.add_row("link", f"{link} -> {target}")
     for name, value in sorted(plan.environment.items()):
         table.add_row("environment", f"{name}={value}")
     table.add_row("user", plan.user)
     table.add_row("GPUs", ", ".join(plan.gpus) or "none")
-    table.add_row("memory, shm, /tmp", ", ".join(_size(n) for n in (plan.memory_bytes, plan.shm_bytes, plan.tmp_bytes)))
+    table.add_row(
+        "memory, shm, /tmp", ", ".join(_size(n) for n in (plan.memory_bytes, plan.shm_bytes, plan.tmp_bytes))
+    )
     table.add_row("authority", "no network, read-only root, no capabilities, no new privileges")
     table.add_row("stop grace", f"{plan.stop_grace_s} s")
     return table
@@ -106,7 +110,18 @@ def plan_table(plan: LaunchPlan) -> Table:
 
 def docker_command(plan: LaunchPlan) -> str:
     """Return the `docker run` command that is equivalent to `plan`."""
-    words = ["docker", "run", "--detach", "--name", plan.name, "--user", plan.user, "--network", "none", "--read-only"]
+    words = [
+        "docker",
+        "run",
+        "--detach",
+        "--name",
+        plan.name,
+        "--user",
+        plan.user,
+        "--network",
+        "none",
+        "--read-only",
+    ]
     words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges:true", "--init", "--restart", "no"]
     words += ["--pull", "never", "--tmpfs", tmpfs(plan), "--shm-size", str(plan.shm_bytes)]
     words += ["--memory", str(plan.memory_bytes), "--memory-swap", str(plan.memory_bytes)]

@@ -55,7 +55,9 @@ def read_status(folder: RunFolder, state: State) -> Status:
     newest, rejected = folder.checkpoints()
     links = folder.links()
     seconds = [
-        float(event["seconds"]) for event in updates[-_RATE_OVER:] if isinstance(event.get("seconds"), (int, float))
+        float(event["seconds"])
+        for event in updates[-_RATE_OVER:]
+        if isinstance(event.get("seconds"), (int, float))
     ]
     rate = sum(seconds) / len(seconds) if seconds else None
     update = int(last.get("update", newest.update if newest else 0))
@@ -87,7 +89,9 @@ def read_status(folder: RunFolder, state: State) -> Status:
 def latest(folder: RunFolder) -> tuple[int, float | None]:
     """Return the last update that the trainer logged (0: none yet) and its loss; reads the end of one file."""
     updates = [
-        event for event in _events(folder.output / folder.spec().outputs.events) if event.get("event") == "update"
+        event
+        for event in _events(folder.output / folder.spec().outputs.events)
+        if event.get("event") == "update"
     ]
     return (int(updates[-1]["update"]), _number(updates[-1].get("loss"))) if updates else (0, None)
 

@@ -38,10 +38,14 @@ def parse(raw: bytes, where: str) -> dict[str, str]:
     if not raw:
         raise Refusal(Fault("empty list", where, "a line for every file", "0 bytes", _FETCH_AGAIN))
     if raw.startswith(b"\xef\xbb\xbf"):
-        raise Refusal(Fault("byte-order mark", where, "a digest first", "EF BB BF", "save the list without one"))
+        raise Refusal(
+            Fault("byte-order mark", where, "a digest first", "EF BB BF", "save the list without one")
+        )
     faults: list[Fault] = []
     if not raw.endswith(b"\n"):
-        faults.append(Fault("list is cut off", where, "a line feed at its end", repr(raw[-20:]), _FETCH_AGAIN))
+        faults.append(
+            Fault("list is cut off", where, "a line feed at its end", repr(raw[-20:]), _FETCH_AGAIN)
+        )
     digests: dict[str, str] = {}
     for number, line in enumerate(raw.removesuffix(b"\n").split(b"\n"), 1):
         place = f"{where}:{number}"
@@ -50,13 +54,21 @@ def parse(raw: bytes, where: str) -> dict[str, str]:
             shown = line[:80].decode("utf-8", "surrogateescape")
             fix = "convert its line ends to LF" if line.endswith(b"\r") else _FETCH_AGAIN
             faults.append(
-                Fault("not a line of the list", place, "64 hex digits, two spaces, a path", shown or "nothing", fix)
+                Fault(
+                    "not a line of the list",
+                    place,
+                    "64 hex digits, two spaces, a path",
+                    shown or "nothing",
+                    fix,
+                )
             )
             continue
         name = os.fsdecode(match[3] if not match[1] else _unescaped(match[3], place, faults))
         if reason := unsafe_reason(name):
             faults.append(
-                Fault("unsafe", place, "a relative path inside the bundle", f"{name} ({reason})", _FETCH_AGAIN)
+                Fault(
+                    "unsafe", place, "a relative path inside the bundle", f"{name} ({reason})", _FETCH_AGAIN
+                )
             )
         elif name in digests:
             faults.append(Fault("listed twice", place, "every path once", name, _FETCH_AGAIN))

@@ -14,7 +14,7 @@ import json
 import math
 import pickle
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -61,7 +61,9 @@ def read_leaves(path: Path) -> dict[str, Leaf]:
 
 def _damaged(path: Path, error: BaseException) -> Refusal:
     found = f"{type(error).__name__}: {error}"
-    return Refusal(Fault("tensors cannot be read", str(path), "safetensors, or torch's zip format", found, _DAMAGED))
+    return Refusal(
+        Fault("tensors cannot be read", str(path), "safetensors, or torch's zip format", found, _DAMAGED)
+    )
 
 
 def _safetensors(path: Path) -> dict[str, Leaf]:
@@ -196,24 +198,23 @@ def _leaves(name: str, value: Any, above: set[int]) -> Iterator[tuple[str, Leaf]
         yield name, "a cycle"
         return
     deeper = above | {id(value)}
+    inner: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, dict):
         yield name + "{}", f"{len(value)} entries"
-        for key, entry in value.items():
-            yield from _leaves(f"{name}/{key}", entry, deeper)
+        inner = value.items()
     elif isinstance(value, (list, tuple, set, frozenset)):
-        entries = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
         yield name + "[]", f"{type(value).__name__} of {len(value)}"
-        for index, entry in enumerate(entries):
-            yield from _leaves(f"{name}/{index}", entry, deeper)
+        inner = enumerate(sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value)
     elif isinstance(value, _Inert):
         yield name + "()", f"{type(value).__module__}.{type(value).__name__}"
-        for index, entry in enumerate(value.parts):
-            yield from _leaves(f"{name}/{index}", entry, deeper)
+        inner = enumerate(value.parts)
     elif isinstance(value, type):
         yield name, f"class {value.__module__}.{value.__name__}"
     elif isinstance(value, float):
         yield name, value.hex()
     else:
         yield name, repr(value)
+    for key, entry in inner:
+        yield from _leaves(f"{name}/{key}", entry, deeper)

@@ -52,7 +52,9 @@ class VenvEngine:
                 if path.resolve() != Path(target).resolve() and not self._empty_folder(path):
                     fix = f"move it away, or use the docker engine, which mounts {target} there"
                     faults.append(
-                        Fault("origin is taken", link, f"nothing, or a link to {target}", "something else", fix)
+                        Fault(
+                            "origin is taken", link, f"nothing, or a link to {target}", "something else", fix
+                        )
                     )
                     continue
                 if path.resolve() == Path(target).resolve():
@@ -70,7 +72,11 @@ class VenvEngine:
         """Start the start program in the venv of the plan, in a session of its own."""
         if self.inspect(plan.name).phase is Phase.RUNNING:
             fault = Fault(
-                "the run is running", plan.name, "no such process", "a running one", "end it with `ferry stop`"
+                "the run is running",
+                plan.name,
+                "no such process",
+                "a running one",
+                "end it with `ferry stop`",
             )
             raise Refusal(fault, exit_code=ExitCode.LEASE_HELD)
         for folder in ("home", "huggingface", "torch-extensions"):
@@ -80,7 +86,11 @@ class VenvEngine:
         self._log.touch()
         python = plan.image.python
         inner = [python, "-I", "-c", _START, str(_PARENT), *plan.command]
-        environment = {**plan.environment, "PATH": f"{Path(python).parent}:/usr/bin:/bin", **plan.image.environment}
+        environment = {
+            **plan.environment,
+            "PATH": f"{Path(python).parent}:/usr/bin:/bin",
+            **plan.image.environment,
+        }
         process = subprocess.Popen(
             [python, "-I", "-c", _WARDEN, str(self._log), str(self._ended), *inner],
             env=environment,
@@ -88,7 +98,9 @@ class VenvEngine:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        write_file(self._process, to_json({"pid": process.pid, "born": psutil.Process(process.pid).create_time()}))
+        write_file(
+            self._process, to_json({"pid": process.pid, "born": psutil.Process(process.pid).create_time()})
+        )
 
     def follow(self, name: str, on_line: Callable[[str], None]) -> State:
         """Follow the console file, from its beginning, until the process has ended."""
@@ -103,7 +115,7 @@ class VenvEngine:
                     return self.inspect(name)
                 time.sleep(_POLL_S)
 
-    def signal(self, name: str, signal: str) -> None:
+    def signal(self, name: str, signal: str) -> None:  # noqa: ARG002 - the engine's Protocol
         """Send `signal` to the start program (torchrun hands SIGTERM on); SIGKILL goes to the whole session."""
         process = self._alive()
         if process is None:

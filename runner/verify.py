@@ -90,7 +90,9 @@ def open_bundle(path: Path) -> Bundle:
     unsafe = {fault.where for fault in faults}
     for name in digests.keys() - sizes.keys():
         if str(path / name) not in unsafe:
-            faults.append(Fault("missing", str(path / name), "a file, as listed", "no such file", _FETCH_AGAIN))
+            faults.append(
+                Fault("missing", str(path / name), "a file, as listed", "no such file", _FETCH_AGAIN)
+            )
     for name in sizes.keys() - digests.keys():
         fix = "move it out of the bundle; a bundle is never written to"
         faults.append(Fault("unexpected", str(path / name), "only listed files", f"{sizes[name]} bytes", fix))
@@ -114,7 +116,9 @@ def verify(bundle: Bundle, *, use_memory: bool = False, on_bytes: Progress | Non
         if isinstance(found, OSError):
             faults.append(Fault("cannot be read", where, f"sha256 {wanted}", str(found), _FETCH_AGAIN))
         elif found.sha256 != wanted:
-            faults.append(Fault("mismatch", where, f"sha256 {wanted}", f"sha256 {found.sha256}", _FETCH_AGAIN))
+            faults.append(
+                Fault("mismatch", where, f"sha256 {wanted}", f"sha256 {found.sha256}", _FETCH_AGAIN)
+            )
         else:
             right[name] = found
     _remember(bundle, right)
@@ -135,7 +139,16 @@ def _meaning(bundle: Bundle, hashed: Mapping[str, Hashed]) -> VerifiedBundle:
     _gather(faults, lambda: _manifest(bundle, spec))
     refuse_if(faults)
     return VerifiedBundle(
-        bundle.path, bundle.root, spec, spec_bytes, code, checkpoint, links, bundle.digests, hashed, proof=_PROOF
+        bundle.path,
+        bundle.root,
+        spec,
+        spec_bytes,
+        code,
+        checkpoint,
+        links,
+        bundle.digests,
+        hashed,
+        proof=_PROOF,
     )
 
 
@@ -153,7 +166,13 @@ def _code(bundle: Bundle, spec: RunSpec) -> archive.Members:
     tree = archive.tree_of(members)
     if tree != spec.code.tree:
         raise Refusal(
-            Fault("code tree differs", str(where), f"tree {spec.code.tree}", f"tree {tree}", "pack the run again")
+            Fault(
+                "code tree differs",
+                str(where),
+                f"tree {spec.code.tree}",
+                f"tree {tree}",
+                "pack the run again",
+            )
         )
     return members
 
@@ -179,17 +198,31 @@ def _checkpoint(bundle: Bundle, spec: RunSpec) -> census.Checkpoint | None:
     faults = []
     if checkpoint.update != spec.checkpoint.update:
         faults.append(
-            Fault("update differs", where, str(spec.checkpoint.update), str(checkpoint.update), "pack the run again")
+            Fault(
+                "update differs",
+                where,
+                str(spec.checkpoint.update),
+                str(checkpoint.update),
+                "pack the run again",
+            )
         )
     if checkpoint.updates != spec.updates:
         fix = "a new total is a continuation, not a move: declare it"
-        faults.append(Fault("total of updates differs", where, f"{spec.updates}", f"{checkpoint.updates}", fix))
+        faults.append(
+            Fault("total of updates differs", where, f"{spec.updates}", f"{checkpoint.updates}", fix)
+        )
     for name, entry in checkpoint.files.items():
         listed = bundle.digests[f"{spec.checkpoint.path}/{name}"]
         if listed != entry.sha256:
             fix = "the checkpoint was changed before it was packed: pack it again from where it was made"
             faults.append(
-                Fault("inventory and list differ", f"{where}/{name}", f"sha256 {entry.sha256}", f"sha256 {listed}", fix)
+                Fault(
+                    "inventory and list differ",
+                    f"{where}/{name}",
+                    f"sha256 {entry.sha256}",
+                    f"sha256 {listed}",
+                    fix,
+                )
             )
     refuse_if(faults)
     return checkpoint
@@ -200,14 +233,18 @@ def _lineage(bundle: Bundle, spec: RunSpec) -> tuple[lineage.Link, ...]:
         if spec.checkpoint == "fresh":
             return ()
         where = str(bundle.path / LINEAGE_NAME)
-        raise Refusal(Fault("no lineage", where, "who trained which updates", "no such file", "pack the run again"))
+        raise Refusal(
+            Fault("no lineage", where, "who trained which updates", "no such file", "pack the run again")
+        )
     return lineage.parse((bundle.path / LINEAGE_NAME).read_bytes(), str(bundle.path / LINEAGE_NAME))
 
 
 def _listed(bundle: Bundle, name: str, field: str, sha256: str) -> Path:
     where = str(bundle.path / SPEC_NAME) + f": {field}"
     if name not in bundle.digests:
-        raise Refusal(Fault("named but not there", where, f"a listed file {name}", "none", "pack the run again"))
+        raise Refusal(
+            Fault("named but not there", where, f"a listed file {name}", "none", "pack the run again")
+        )
     if "sha256:" + bundle.digests[name] != sha256:
         found = "sha256:" + bundle.digests[name]
         raise Refusal(Fault("spec and list differ", f"{where} ({name})", sha256, found, "pack the run again"))
@@ -223,7 +260,9 @@ def _walk(root: Path, faults: list[Fault]) -> dict[str, int]:
         try:
             entries = list(os.scandir(folder))
         except OSError as error:
-            faults.append(Fault("cannot be read", str(folder), "a readable folder", str(error), "mend its permissions"))
+            faults.append(
+                Fault("cannot be read", str(folder), "a readable folder", str(error), "mend its permissions")
+            )
             continue
         for entry in entries:
             status = entry.stat(follow_symlinks=False)

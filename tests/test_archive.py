@@ -16,13 +16,15 @@ from runner.errors import Refusal
 
 FILES = {"b/run.sh": (True, b"#!/bin/sh\n"), "a.py": (False, b"print(1)\n")}
 
-safe = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=12).filter(
-    lambda name: sums.unsafe_reason(name) is None and "/" not in name
-)
+safe = st.text(
+    st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=12
+).filter(lambda name: sums.unsafe_reason(name) is None and "/" not in name)
 
 
 @given(st.dictionaries(safe, st.tuples(st.booleans(), st.binary(max_size=50)), max_size=5))
-def test_what_is_packed_is_what_is_read(tmp_path_factory: pytest.TempPathFactory, files: archive.Members) -> None:
+def test_what_is_packed_is_what_is_read(
+    tmp_path_factory: pytest.TempPathFactory, files: archive.Members
+) -> None:
     """Names, content and the executable bit survive; the order of the files does not matter."""
     raw = archive.make(files)
     assert archive.make(dict(reversed(files.items()))) == raw
@@ -36,9 +38,16 @@ def test_an_archive_of_git_is_read(tmp_path: Path) -> None:
     source = tmp_path / "source"
     archive.unpack(FILES, source)
     git = ["git", "-c", "user.name=x", "-c", "user.email=x@y", "-c", "init.defaultBranch=main"]
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"], ["archive", "-o", "../code.tar", "HEAD"]):
+    for command in (
+        ["init", "-q"],
+        ["add", "-A"],
+        ["commit", "-qm", "x"],
+        ["archive", "-o", "../code.tar", "HEAD"],
+    ):
         subprocess.run([*git, *command], cwd=source, check=True, capture_output=True)
-    tree = subprocess.run([*git, "rev-parse", "HEAD^{tree}"], cwd=source, check=True, capture_output=True, text=True)
+    tree = subprocess.run(
+        [*git, "rev-parse", "HEAD^{tree}"], cwd=source, check=True, capture_output=True, text=True
+    )
     assert archive.tree_of(archive.read(tmp_path / "code.tar")) == tree.stdout.strip()
 
 
@@ -57,7 +66,10 @@ HOSTILE = {
         [member("x", type=tarfile.SYMTYPE, linkname="/etc")],
         "a link, a device or another special entry",
     ),
-    "hard link": ([member("x", type=tarfile.LNKTYPE, linkname="y")], "a link, a device or another special entry"),
+    "hard link": (
+        [member("x", type=tarfile.LNKTYPE, linkname="y")],
+        "a link, a device or another special entry",
+    ),
     "device": ([member("x", type=tarfile.CHRTYPE)], "a link, a device or another special entry"),
     "pipe": ([member("x", type=tarfile.FIFOTYPE)], "a link, a device or another special entry"),
     "setuid": ([member("x", mode=0o4755)], "setuid or setgid"),

@@ -21,7 +21,13 @@ from tests.scripted.saving import pickled, save_checkpoint
 
 def test_the_tree_id_is_gits(tmp_path: Path) -> None:
     """`git write-tree` gives the same id, with nested folders, executables and names that sort oddly."""
-    for name, content in {"a/b.py": b"1", "a.py": b"2", "a0": b"", "ab/c": b"4", "run.sh": b"#!/bin/sh\n"}.items():
+    for name, content in {
+        "a/b.py": b"1",
+        "a.py": b"2",
+        "a0": b"",
+        "ab/c": b"4",
+        "run.sh": b"#!/bin/sh\n",
+    }.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
@@ -31,7 +37,9 @@ def test_the_tree_id_is_gits(tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "GIT_CONFIG_GLOBAL": "/dev/null", "HOME": str(tmp_path)}
     for command in (["init", "-q"], ["add", "-A"]):
         subprocess.run(["git", *command], cwd=tmp_path, env=env, check=True)
-    done = subprocess.run(["git", "write-tree"], cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "write-tree"], cwd=tmp_path, env=env, check=True, capture_output=True, text=True
+    )
     assert done.stdout.strip() == ours
 
 
@@ -74,7 +82,12 @@ def test_a_whole_checkpoint_passes(tmp_path: Path) -> None:
     """The census returns update, total, world and the two identities."""
     folder = save_checkpoint(tmp_path, 20, 40, 4, 1.0)
     checkpoint = census.take_census(folder, 4)
-    assert (checkpoint.name, checkpoint.update, checkpoint.updates, checkpoint.world) == ("checkpoint-20", 20, 40, 4)
+    assert (checkpoint.name, checkpoint.update, checkpoint.updates, checkpoint.world) == (
+        "checkpoint-20",
+        20,
+        40,
+        4,
+    )
     assert checkpoint.inventory == sha256_bytes((folder / census.INVENTORY).read_bytes())
     assert checkpoint.contract == sha256_bytes((folder / census.CONTRACT).read_bytes())
     assert census.hash_faults(checkpoint) == []

@@ -43,7 +43,7 @@ def links_of(count: int) -> list[lineage.Link]:
                 started=3,
                 ended=4,
                 verdict="stopped",
-            )  # fmt: skip
+            )
         )
     return links
 
@@ -81,7 +81,9 @@ def run_at(folder: Path, update: int, *, outcome: str = "stopped", exit_code: in
     save_checkpoint(run.output, update, UPDATES, WORLD, state=2.5)
     exposure = run.output / "train" / "exposure"
     exposure.mkdir(parents=True)
-    rows = "".join(json.dumps({"update": at, "ids": [], "loss": "0x1p0"}) + "\n" for at in range(1, update + 1))
+    rows = "".join(
+        json.dumps({"update": at, "ids": [], "loss": "0x1p0"}) + "\n" for at in range(1, update + 1)
+    )
     for rank in range(WORLD):
         (exposure / f"rank_{rank}.jsonl").write_text(rows)
     value = {"outcome": outcome, "update": update, "checkpoint": f"checkpoint-{update}", "request": "x"}
@@ -101,7 +103,9 @@ def run_at(folder: Path, update: int, *, outcome: str = "stopped", exit_code: in
         ("finished", 0, Verdict.FAILED),
     ],
 )
-def test_unknown_is_not_success(tmp_path: Path, outcome: str, exit_code: int | None, verdict: Verdict) -> None:
+def test_unknown_is_not_success(
+    tmp_path: Path, outcome: str, exit_code: int | None, verdict: Verdict
+) -> None:
     """Success needs exit code 0, the trainer's word, and the complete checkpoint it names."""
     run = run_at(tmp_path, 5, outcome=outcome, exit_code=exit_code)
     assert run.links()[-1].verdict == verdict.value
@@ -205,7 +209,9 @@ def test_preparing_copies_no_checkpoint_and_keeps_the_bundle(tmp_path: Path) -> 
     inputs = inputs_of(tmp_path)
     before = snapshot(tmp_path / "bundle")
     run = RunFolder(tmp_path / "run")
-    prepare(inputs, plan_launch(inputs, IMAGE, run.path, HOST), run, (tmp_path / "server-a.yaml").read_bytes())
+    prepare(
+        inputs, plan_launch(inputs, IMAGE, run.path, HOST), run, (tmp_path / "server-a.yaml").read_bytes()
+    )
     assert list((run.output / "checkpoint-4").iterdir()) == []
     assert snapshot(tmp_path / "bundle") == before
     assert run.spec_file.read_bytes() == (tmp_path / "bundle" / "run.yaml").read_bytes()

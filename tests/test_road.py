@@ -36,7 +36,9 @@ def compose(run: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run docker compose on the prepared run `run`, from Ferry's own folder."""
     env = {**os.environ, "FERRY_RUN": str(run), "COMPOSE_PROJECT_NAME": "ferry-test"}
     command = ["docker", "compose", *words]
-    return subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(
+        command, cwd=PROJECT, env=env, capture_output=True, text=True, check=False, timeout=300
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +111,17 @@ def ready(folder: Path, pin: Pin, **options: Any) -> tuple[Path, Path]:
     return bundle, run
 
 
-IGNORED = {"Id", "Created", "Path", "ResolvConfPath", "HostnamePath", "HostsPath", "LogPath", "State", "GraphDriver"}
+IGNORED = {
+    "Id",
+    "Created",
+    "Path",
+    "ResolvConfPath",
+    "HostnamePath",
+    "HostsPath",
+    "LogPath",
+    "State",
+    "GraphDriver",
+}
 
 
 def inspected(client: docker.DockerClient, name: str) -> dict[str, Any]:
@@ -126,7 +138,9 @@ def inspected(client: docker.DockerClient, name: str) -> dict[str, Any]:
     config["Env"] = sorted(config["Env"])
     kept["Mounts"] = sorted(kept["Mounts"], key=lambda mount: str(mount["Destination"]))
     # The engine orders mounts by their depth itself.
-    kept["HostConfig"]["Mounts"] = sorted(kept["HostConfig"]["Mounts"], key=lambda mount: str(mount["Target"]))
+    kept["HostConfig"]["Mounts"] = sorted(
+        kept["HostConfig"]["Mounts"], key=lambda mount: str(mount["Target"])
+    )
     kept["HostConfig"] = without_empty(kept["HostConfig"])
     return kept
 
@@ -141,7 +155,9 @@ def without_empty(value: Any) -> Any:
     return value
 
 
-def test_both_doors_start_the_same_container(tmp_path: Path, cpu_pin: Pin, client: docker.DockerClient) -> None:
+def test_both_doors_start_the_same_container(
+    tmp_path: Path, cpu_pin: Pin, client: docker.DockerClient
+) -> None:
     """`docker compose up trainer` and `ferry resume`: `docker inspect` of the two, field by field."""
     _, run = ready(tmp_path, cpu_pin, update=4)
     name = container_name("tiny", run)
@@ -177,7 +193,9 @@ def test_compose_trains_and_ferry_knows_how_it_ended(tmp_path: Path, cpu_pin: Pi
 @pytest.mark.parametrize(
     "name", ["checkpoint-4/rng_state_1.pth", "data/train.jsonl", "source/code.tar.gz", "SHA256SUMS"]
 )
-def test_one_bit_flipped_after_preparing_is_refused_by_both_doors(tmp_path: Path, cpu_pin: Pin, name: str) -> None:
+def test_one_bit_flipped_after_preparing_is_refused_by_both_doors(
+    tmp_path: Path, cpu_pin: Pin, name: str
+) -> None:
     """The file is named, nothing is trained, and nothing changes."""
     bundle, run = ready(tmp_path, cpu_pin, update=4)
     content = bytearray((bundle / name).read_bytes())
@@ -232,7 +250,9 @@ def test_a_crash_is_a_failure_and_the_next_start_continues(tmp_path: Path, cpu_p
     assert (status["checkpoint"], status["verdict"]) == ("checkpoint-4", "failed")
 
 
-def test_a_killed_container_is_not_a_success(tmp_path: Path, cpu_pin: Pin, client: docker.DockerClient) -> None:
+def test_a_killed_container_is_not_a_success(
+    tmp_path: Path, cpu_pin: Pin, client: docker.DockerClient
+) -> None:
     """SIGKILL from outside: forced, its own exit code, and resumable."""
     _, run = ready(tmp_path, cpu_pin, updates=400, args=("--seconds", "0.2"))
     ferry("resume", run, "--detach")
@@ -263,7 +283,15 @@ def test_an_image_that_is_not_the_pinned_one_is_refused(tmp_path: Path, cpu_pin:
     wrong = Pin(cpu_pin.name, "sha256:" + "0" * 64, "sha256:" + "1" * 64, "sha256:" + "2" * 64)
     bundle = make_bundle(tmp_path, pin=wrong, update=4)
     before = snapshot(tmp_path)
-    ferry("prepare", bundle, "--server", make_server(tmp_path / "s"), "--run", tmp_path / "run", code=ExitCode.REFUSED)
+    ferry(
+        "prepare",
+        bundle,
+        "--server",
+        make_server(tmp_path / "s"),
+        "--run",
+        tmp_path / "run",
+        code=ExitCode.REFUSED,
+    )
     assert {name: digest for name, digest in snapshot(tmp_path).items() if not name.startswith("s")} == before
 
 

@@ -17,7 +17,9 @@ from runner.inside.digests import sha256_bytes
 A = "a" * 64
 B = "b" * 64
 
-names = st.binary(min_size=1, max_size=40).map(os.fsdecode).filter(lambda name: sums.unsafe_reason(name) is None)
+names = (
+    st.binary(min_size=1, max_size=40).map(os.fsdecode).filter(lambda name: sums.unsafe_reason(name) is None)
+)
 
 
 @given(st.dictionaries(names, st.sampled_from([A, B]), min_size=1, max_size=6))
@@ -41,7 +43,9 @@ def test_our_list_passes_the_standard_tool(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(os.fsencode(name))
         digests[name] = sha256_bytes(os.fsencode(name))
     (tmp_path / "SHA256SUMS").write_bytes(sums.render(digests))
-    done = subprocess.run(["sha256sum", "-c", "--strict", "SHA256SUMS"], cwd=tmp_path, capture_output=True, check=False)
+    done = subprocess.run(
+        ["sha256sum", "-c", "--strict", "SHA256SUMS"], cwd=tmp_path, capture_output=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(b"OK") == len(HOSTILE)
 

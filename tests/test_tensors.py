@@ -29,7 +29,9 @@ class Storage:
 class FakeTensor:
     """Pickles as a torch tensor does."""
 
-    def __init__(self, storage: Storage, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
+    def __init__(
+        self, storage: Storage, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]
+    ) -> None:
         self.parts = (storage, offset, shape, stride, False, {})
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
@@ -103,7 +105,9 @@ def test_tensors_come_out_by_their_elements(tmp_path: Path, torch_names: types.M
 
 def test_a_tensor_beyond_its_storage_is_refused(tmp_path: Path, torch_names: types.ModuleType) -> None:
     """A damaged file never reads as other values."""
-    path = write(tmp_path / "x.pt", FakeTensor(Storage("0", 6), 4, (3,), (1,)), {"0": floats(*range(6))}, torch_names)
+    path = write(
+        tmp_path / "x.pt", FakeTensor(Storage("0", 6), 4, (3,), (1,)), {"0": floats(*range(6))}, torch_names
+    )
     with pytest.raises(Refusal, match="tensors cannot be read"):
         read_leaves(path)
 

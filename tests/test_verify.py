@@ -36,7 +36,10 @@ def test_a_good_bundle_is_verified(tmp_path: Path) -> None:
     assert verified.checkpoint.name == "checkpoint-4"
     assert verified.spec.from_update == 4
     assert "scripted/train.py" in verified.code
-    assert verified.root == "sha256:" + __import__("hashlib").sha256((bundle / sums.LIST_NAME).read_bytes()).hexdigest()
+    assert (
+        verified.root
+        == "sha256:" + __import__("hashlib").sha256((bundle / sums.LIST_NAME).read_bytes()).hexdigest()
+    )
 
 
 def test_only_verify_makes_a_verified_bundle() -> None:
@@ -181,10 +184,14 @@ def test_a_misspelt_key_gets_a_near_miss(tmp_path: Path) -> None:
 def test_a_bad_manifest_row_is_named_by_its_line(tmp_path: Path, content: bytes, message: str) -> None:
     """Rows are split at LF only; what is not one JSON object a line is refused."""
     bundle = make_bundle(tmp_path, update=4)
-    good = json.dumps({"id": "\u2028", "image": "/mnt/origin/images/1.png"}, ensure_ascii=False).encode() + b"\n"
+    good = (
+        json.dumps({"id": "\u2028", "image": "/mnt/origin/images/1.png"}, ensure_ascii=False).encode() + b"\n"
+    )
     (bundle / "data/train.jsonl").write_bytes(good + content)
     relist(bundle)
-    edit_spec(bundle, lambda spec: spec["data"].update(sha256="sha256:" + sums_of(bundle)["data/train.jsonl"]))
+    edit_spec(
+        bundle, lambda spec: spec["data"].update(sha256="sha256:" + sums_of(bundle)["data/train.jsonl"])
+    )
     faults = [fault for fault in refusal_of(bundle).faults if fault.what == "bad row"]
     assert [fault.where for fault in faults] == [f"{bundle}/data/train.jsonl:2"]
     assert message in faults[0].found

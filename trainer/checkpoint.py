@@ -98,7 +98,7 @@ def _read_inventory(folder: Path) -> dict[str, Any]:
             type(b) is int and type(s) is str for b, s in entries
         )
         if not good or value["ferry"] != 1 or type(value["contract"]) is not str:
-            raise ValueError("wrong types")
+            raise ValueError("wrong types")  # noqa: TRY301 - the same answer as for damaged JSON
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         wrong = Difference(
             f"{folder.name}/{INVENTORY_NAME}", "a version 1 inventory", "none that can be read"

@@ -122,7 +122,8 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Weights and config only. No training_args.bin: it pickles this host's output path, so that equal
-        runs on two servers would have unequal checkpoints; all it could say stands in the contract."""
+        runs on two servers would have unequal checkpoints; all it could say stands in the contract.
+        """
         self.model.save_pretrained(output_dir, state_dict=state_dict)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 
 def rank() -> int:
+    """Return this process's rank; 0 where there is no group."""
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 

@@ -40,5 +40,5 @@ class AgreedRefusal(Refused):
 
 
 def refuse(what: str, where: str, expected: str, found: str, fix: str) -> Refusal:
-    """A refusal with a single difference, for `raise refuse(...)`."""
+    """Make a refusal of a single difference, to be raised."""
     return Refusal(what, [Difference(where, expected, found)], fix)

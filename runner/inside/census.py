@@ -66,7 +66,13 @@ def take_census(folder: Path, world: int) -> Checkpoint:
     update = update_of(folder.name)
     if update is None:
         raise Refusal(
-            Fault("not a checkpoint's name", str(folder), "checkpoint-N, N in plain digits", folder.name, _TAKE_ANOTHER)
+            Fault(
+                "not a checkpoint's name",
+                str(folder),
+                "checkpoint-N, N in plain digits",
+                folder.name,
+                _TAKE_ANOTHER,
+            )
         )
     present = _files_below(folder)
     raw, inventory = _read_inventory(folder)
@@ -78,7 +84,9 @@ def take_census(folder: Path, world: int) -> Checkpoint:
     faults += _state_faults(folder, present, update)
     contract = listed[CONTRACT].sha256 if CONTRACT in listed else ""
     if not contract:
-        faults.append(_fault("contract missing", folder / CONTRACT, "the resume contract, in the inventory", "nothing"))
+        faults.append(
+            _fault("contract missing", folder / CONTRACT, "the resume contract, in the inventory", "nothing")
+        )
     elif inventory.get("contract") not in (None, f"sha256:{contract}"):
         faults.append(
             _fault(
@@ -105,9 +113,13 @@ def hash_faults(
     for name, found in hashed.items():
         wanted = checkpoint.files[name].sha256
         if isinstance(found, OSError):
-            faults.append(_fault("file cannot be read", checkpoint.path / name, f"sha256 {wanted}", str(found)))
+            faults.append(
+                _fault("file cannot be read", checkpoint.path / name, f"sha256 {wanted}", str(found))
+            )
         elif found.sha256 != wanted:
-            faults.append(_fault("mismatch", checkpoint.path / name, f"sha256 {wanted}", f"sha256 {found.sha256}"))
+            faults.append(
+                _fault("mismatch", checkpoint.path / name, f"sha256 {wanted}", f"sha256 {found.sha256}")
+            )
     return faults
 
 
@@ -145,7 +157,9 @@ def _files_below(folder: Path) -> dict[str, int]:
             elif stat.S_ISREG(status.st_mode):
                 found[prefix + entry.name] = status.st_size
             else:
-                faults.append(_fault("unsafe", Path(entry.path), "a regular file or a folder", "a link or a device"))
+                faults.append(
+                    _fault("unsafe", Path(entry.path), "a regular file or a folder", "a link or a device")
+                )
 
     walk(folder, "")
     if faults:
@@ -177,16 +191,25 @@ def _listed(folder: Path, inventory: Mapping[str, object], faults: list[Fault]) 
     listed: dict[str, Listed] = {}
     if not isinstance(files, dict) or not files:
         faults.append(
-            _fault("inventory damaged", folder / INVENTORY, "'files': path -> bytes and sha256", repr(files)[:80])
+            _fault(
+                "inventory damaged", folder / INVENTORY, "'files': path -> bytes and sha256", repr(files)[:80]
+            )
         )
         return listed
     for name, entry in files.items():
         match entry:
-            case {"bytes": int(size), "sha256": str(sha256)} if re.fullmatch(r"[0-9a-f]{64}", sha256) and size >= 0:
+            case {"bytes": int(size), "sha256": str(sha256)} if (
+                re.fullmatch(r"[0-9a-f]{64}", sha256) and size >= 0
+            ):
                 listed[name] = Listed(size, sha256)
             case _:
                 faults.append(
-                    _fault("inventory damaged", folder / INVENTORY, f"bytes and sha256 of {name}", repr(entry)[:80])
+                    _fault(
+                        "inventory damaged",
+                        folder / INVENTORY,
+                        f"bytes and sha256 of {name}",
+                        repr(entry)[:80],
+                    )
                 )
     return listed
 
@@ -195,14 +218,23 @@ def _set_faults(folder: Path, listed: Mapping[str, Listed], present: Mapping[str
     faults = []
     for name in sorted(listed.keys() - present.keys()):
         faults.append(
-            _fault("missing", folder / name, f"{listed[name].size_bytes} bytes, as inventoried", "no such file")
+            _fault(
+                "missing", folder / name, f"{listed[name].size_bytes} bytes, as inventoried", "no such file"
+            )
         )
     for name in sorted(present.keys() - listed.keys() - {INVENTORY}):
-        faults.append(_fault("unexpected", folder / name, "only files of the inventory", f"{present[name]} bytes"))
+        faults.append(
+            _fault("unexpected", folder / name, "only files of the inventory", f"{present[name]} bytes")
+        )
     for name in sorted(listed.keys() & present.keys()):
         if present[name] != listed[name].size_bytes:
             faults.append(
-                _fault("size differs", folder / name, f"{listed[name].size_bytes} bytes", f"{present[name]} bytes")
+                _fault(
+                    "size differs",
+                    folder / name,
+                    f"{listed[name].size_bytes} bytes",
+                    f"{present[name]} bytes",
+                )
             )
     return faults
 
@@ -212,7 +244,12 @@ def _recorded_faults(folder: Path, inventory: Mapping[str, object], update: int,
     faults = []
     if inventory.get("update") != update:
         faults.append(
-            _fault("update differs", where, f"update {update}, as the folder's name says", str(inventory.get("update")))
+            _fault(
+                "update differs",
+                where,
+                f"update {update}, as the folder's name says",
+                str(inventory.get("update")),
+            )
         )
     found = inventory.get("world")
     if found != world:
@@ -220,7 +257,9 @@ def _recorded_faults(folder: Path, inventory: Mapping[str, object], update: int,
         faults.append(_fault("world size differs", where, f"target {world}", f"checkpoint {found}", fix))
     total = inventory.get("of")
     if not isinstance(total, int) or isinstance(total, bool) or total < update:
-        faults.append(_fault("inventory damaged", where, f"'of': the run's updates, at least {update}", repr(total)))
+        faults.append(
+            _fault("inventory damaged", where, f"'of': the run's updates, at least {update}", repr(total))
+        )
     return faults
 
 
@@ -239,26 +278,38 @@ def _rank_faults(folder: Path, present: Mapping[str, int], world: int, update: i
         ranks = [int(match[1]) for name in present if (match := pattern.match(name))]
         for rank in sorted(set(range(world)) - set(ranks)):
             faults.append(
-                _fault(f"{kind} missing", folder, f"one of each rank of 0..{world - 1}", f"none of rank {rank}")
+                _fault(
+                    f"{kind} missing", folder, f"one of each rank of 0..{world - 1}", f"none of rank {rank}"
+                )
             )
         for rank in sorted(set(ranks) - set(range(world))):
-            fix = "a run of another world size left it; run with that world size, or fetch the checkpoint again"
+            fix = (
+                "a run of another world size left it; run with that world size, or fetch the checkpoint again"
+            )
             faults.append(
-                _fault(f"{kind} too many", folder, f"target {world}: ranks 0..{world - 1}", f"rank {rank}", fix)
+                _fault(
+                    f"{kind} too many", folder, f"target {world}: ranks 0..{world - 1}", f"rank {rank}", fix
+                )
             )
         for rank in sorted({rank for rank in ranks if ranks.count(rank) > 1}):
-            faults.append(_fault(f"{kind} twice", folder, "one of each rank", f"more than one of rank {rank}"))
+            faults.append(
+                _fault(f"{kind} twice", folder, "one of each rank", f"more than one of rank {rank}")
+            )
     wanted = [f"{tag}/mp_rank_00_model_states.pt", "trainer_state.json", "latest"]
     if not any(name.startswith("model") and name.endswith(".safetensors") for name in present):
         wanted.append("model.safetensors")
     for name in wanted:
         if name not in present:
-            faults.append(_fault("missing", folder / name, "part of every checkpoint of this kind", "no such file"))
+            faults.append(
+                _fault("missing", folder / name, "part of every checkpoint of this kind", "no such file")
+            )
     for name in sorted(name for name, size in present.items() if size == 0):
         faults.append(_fault("empty file", folder / name, "content", "0 bytes"))
     if "checkpoint-is-incomplete.txt" in present:
         marker = "checkpoint-is-incomplete.txt"
-        faults.append(_fault("checkpoint incomplete", folder / marker, "no such marker", "a cut-off save left it"))
+        faults.append(
+            _fault("checkpoint incomplete", folder / marker, "no such marker", "a cut-off save left it")
+        )
     return faults
 
 

@@ -103,7 +103,9 @@ def _take_lease(launch: Launch) -> None:
         fault = Fault("lease is held", launch.lease, "a run that nobody trains", holder, fix)
         raise Refusal(fault, exit_code=ExitCode.LEASE_HELD) from error
     except OSError as error:
-        raise Refusal(Fault("no lease", launch.lease, "a file to lock", str(error), "prepare the run again")) from error
+        raise Refusal(
+            Fault("no lease", launch.lease, "a file to lock", str(error), "prepare the run again")
+        ) from error
     os.ftruncate(descriptor, 0)
     os.write(descriptor, f"{launch.engine} on {launch.server}, since {int(time.time())}\n".encode())
     os.set_inheritable(descriptor, True)
@@ -119,7 +121,9 @@ def _check_environment(launch: Launch) -> None:
         ) from error
     faults = []
     if found != launch.lock:
-        faults.append(Fault("lock differs", str(path), launch.lock, found, "use the image that the run spec pins"))
+        faults.append(
+            Fault("lock differs", str(path), launch.lock, found, "use the image that the run spec pins")
+        )
     faults += lock.lock_faults(path, Path(launch.site_packages))
     if faults:
         raise Refusal(*faults)
@@ -129,7 +133,9 @@ def _check_code(launch: Launch) -> None:
     found = tree.tree_id(tree.read_tree(Path(launch.code)))
     if found != launch.code_tree:
         fix = "the unpacked code was changed: prepare the run again"
-        raise Refusal(Fault("code tree differs", launch.code, f"tree {launch.code_tree}", f"tree {found}", fix))
+        raise Refusal(
+            Fault("code tree differs", launch.code, f"tree {launch.code_tree}", f"tree {found}", fix)
+        )
 
 
 def _check_bundle(launch: Launch) -> None:
@@ -154,7 +160,11 @@ def _choose_checkpoint(launch: Launch) -> census.Checkpoint | None:
     output = Path(launch.output)
     newest, rejected = census.newest_complete(output.iterdir(), launch.world)
     for name, refusal in rejected.items():
-        print(printable(f"FERRY CENSUS {name} is not complete: {refusal.faults[0].what}, {refusal.faults[0].found}"))
+        print(
+            printable(
+                f"FERRY CENSUS {name} is not complete: {refusal.faults[0].what}, {refusal.faults[0].found}"
+            )
+        )
     if newest is None:
         if launch.checkpoint == FRESH and not rejected:
             return None
@@ -166,7 +176,9 @@ def _choose_checkpoint(launch: Launch) -> census.Checkpoint | None:
         if f"sha256:{newest.inventory}" != launch.inventory:
             found = f"sha256:{newest.inventory}"
             raise Refusal(
-                Fault("checkpoint differs", str(newest.path), launch.inventory, found, "prepare the run again")
+                Fault(
+                    "checkpoint differs", str(newest.path), launch.inventory, found, "prepare the run again"
+                )
             )
         return newest  # Its bytes were checked as part of the bundle.
     faults = _own_checkpoint_faults(launch, newest)
@@ -184,13 +196,19 @@ def _own_checkpoint_faults(launch: Launch, checkpoint: census.Checkpoint) -> lis
     if checkpoint.update < bundled:
         faults.append(
             Fault(
-                "checkpoint is gone", where, f"{launch.checkpoint} or newer", checkpoint.name, "prepare the run again"
+                "checkpoint is gone",
+                where,
+                f"{launch.checkpoint} or newer",
+                checkpoint.name,
+                "prepare the run again",
             )
         )
     if launch.contract not in (FRESH, f"sha256:{checkpoint.contract}"):
         faults.append(Fault("contract differs", where, launch.contract, f"sha256:{checkpoint.contract}", fix))
     if checkpoint.updates != launch.updates:
-        faults.append(Fault("total of updates differs", where, str(launch.updates), str(checkpoint.updates), fix))
+        faults.append(
+            Fault("total of updates differs", where, str(launch.updates), str(checkpoint.updates), fix)
+        )
     return faults
 
 

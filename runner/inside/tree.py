@@ -34,7 +34,9 @@ def tree_id(files: Files) -> str:
             entries.append((os.fsencode(first), b"100755" if executable else b"100644", blob))
     entries.extend((os.fsencode(name), b"40000", tree_id(inner)) for name, inner in folders.items())
     entries.sort(key=lambda entry: entry[0] + b"/" if entry[1] == b"40000" else entry[0])
-    return _object_id(b"tree", b"".join(mode + b" " + name + b"\0" + bytes.fromhex(sha) for name, mode, sha in entries))
+    return _object_id(
+        b"tree", b"".join(mode + b" " + name + b"\0" + bytes.fromhex(sha) for name, mode, sha in entries)
+    )
 
 
 def read_tree(root: Path) -> dict[str, tuple[bool, str]]:
@@ -49,14 +51,26 @@ def read_tree(root: Path) -> dict[str, tuple[bool, str]]:
         name = str(path.relative_to(root))
         if not stat.S_ISREG(status.st_mode):
             faults.append(
-                Fault("not a regular file", str(path), "regular files and folders", "something else", "remove it")
+                Fault(
+                    "not a regular file",
+                    str(path),
+                    "regular files and folders",
+                    "something else",
+                    "remove it",
+                )
             )
             continue
         try:
             files[name] = (bool(status.st_mode & stat.S_IXUSR), blob_id(path.read_bytes()))
         except OSError as error:
             faults.append(
-                Fault("code file cannot be read", str(path), "a readable file", str(error), "mend its permissions")
+                Fault(
+                    "code file cannot be read",
+                    str(path),
+                    "a readable file",
+                    str(error),
+                    "mend its permissions",
+                )
             )
     if faults:
         raise Refusal(*faults)
@@ -68,7 +82,13 @@ def _walk(root: Path, faults: list[Fault]) -> Iterable[Path]:
         entries = sorted(os.scandir(root), key=lambda entry: entry.name)
     except OSError as error:
         faults.append(
-            Fault("code folder cannot be read", str(root), "a readable folder", str(error), "prepare the run again")
+            Fault(
+                "code folder cannot be read",
+                str(root),
+                "a readable folder",
+                str(error),
+                "prepare the run again",
+            )
         )
         return
     for entry in entries:
@@ -79,4 +99,6 @@ def _walk(root: Path, faults: list[Fault]) -> Iterable[Path]:
 
 
 def _object_id(kind: bytes, content: bytes) -> str:
-    return hashlib.sha1(kind + b" " + str(len(content)).encode() + b"\0" + content, usedforsecurity=False).hexdigest()
+    return hashlib.sha1(
+        kind + b" " + str(len(content)).encode() + b"\0" + content, usedforsecurity=False
+    ).hexdigest()

@@ -36,7 +36,9 @@ def save_checkpoint(output: Path, update: int, updates: int, world: int, state: 
         f"{tag}/mp_rank_00_model_states.pt": pickled({"module": state}),
     }
     for rank in range(world):
-        files[f"{tag}/bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"] = pickled({"shard": rank, "state": state})
+        files[f"{tag}/bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"] = pickled(
+            {"shard": rank, "state": state}
+        )
         files[f"rng_state_{rank}.pth"] = pickled({"random state": rank})
     for name, content in files.items():
         path = aside / name

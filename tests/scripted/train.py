@@ -117,7 +117,12 @@ def stop_requested(output: Path, update: int) -> str | None:
 def end(output: Path, outcome: str, update: int, request: str | None) -> None:
     """Write how it ended."""
     if RANK == 0:
-        value = {"outcome": outcome, "update": update, "checkpoint": f"checkpoint-{update}", "request": request}
+        value = {
+            "outcome": outcome,
+            "update": update,
+            "checkpoint": f"checkpoint-{update}",
+            "request": request,
+        }
         aside = output / "train" / ".outcome"
         aside.write_text(json.dumps(value))
         aside.rename(output / "train" / "OUTCOME.json")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,8 +43,8 @@ def test_rises_then_falls(schedule: tuple[int, int, float]) -> None:
     total, warmup, floor = schedule
     values = [learning_rate_multiplier(update, total, warmup, floor) for update in range(total + 1)]
     assert values[warmup] == 1.0
-    assert all(a < b for a, b in zip(values[:warmup], values[1 : warmup + 1], strict=True))
-    assert all(a >= b for a, b in zip(values[warmup:], values[warmup + 1 :], strict=False))
+    assert all(a < b for a, b in itertools.pairwise(values[: warmup + 1]))
+    assert all(a >= b for a, b in itertools.pairwise(values[warmup:]))
     assert values[-1] == floor
 
 

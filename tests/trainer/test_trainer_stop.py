@@ -78,7 +78,7 @@ def test_signals_are_noted_only(number: signal.Signals) -> None:
 
 
 def test_loader_processes_do_not_hear_it() -> None:
-    """torchrun signals the whole process group:
+    """Torchrun signals the whole process group:
     a child forked inside lives on, the parent gets its own signal later.
     """
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1)}

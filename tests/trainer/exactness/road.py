@@ -78,7 +78,15 @@ class Data:
 
 def start(data: Data, output: Path, resume: Path | None, extra: dict[str, str]) -> subprocess.Popen[bytes]:
     """Start one leg; what it prints goes to `{output}.log`."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={WORLD}"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--local-addr",
+        "127.0.0.1",
+        f"--nproc_per_node={WORLD}",
+    ]
     command += ["-m", "trainer.train", "--config", str(data.folder / "config.json")]
     command += ["--manifest", str(data.folder / "train.jsonl"), "--output", str(output)]
     command += ["--resume-from", str(resume)] if resume else []
