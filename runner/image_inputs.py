@@ -76,8 +76,11 @@ class ImageInputs:
 
     @property
     def tag(self) -> str:
-        """The name that the image gets in the engine."""
-        return f"ferry/{self.spec.name}:{self.lock.removeprefix('sha256:')[:12]}"
+        """The name that the image gets in the engine: one for every state of its inputs.
+
+        Runs that are pinned to an older state keep their image; under a shared tag the engine would drop it.
+        """
+        return f"ferry/{self.spec.name}:{self.inputs.removeprefix('sha256:')[:12]}"
 
     def identity(self, base: str) -> Identity:
         """Return the identity of this environment on the base with digest `base`."""
