@@ -57,7 +57,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 def main() -> NoReturn:
     """Run the command line; the one place that turns an error into text and an exit code."""
     try:
-        app()
+        app(prog_name="ferry")
     except Refusal as refusal:
         if "--json" in sys.argv:
             faults = [dataclasses.asdict(fault) for fault in refusal.faults]
@@ -146,6 +146,7 @@ def resume_command(
         _prepare(bundle, server, run, dry_run=dry_run, as_json=as_json, project=project)
         if dry_run:
             return
+    folder.refuse_if_sealed()
     image = ready_image(folder.server(), folder.spec().image, project)
     engine = engine_for(folder)
     if dry_run:

@@ -99,10 +99,10 @@ def latest(folder: RunFolder) -> tuple[int, float | None]:
 def render(status: Status) -> RenderableType:
     """Return the screen for `status`."""
     title = Text(f"{status.run} on {status.server}: {_word(status)}", style="bold")
-    bar = ProgressBar(total=status.updates, completed=status.update, width=60)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
+    table.add_row("", ProgressBar(total=status.updates, completed=status.update, width=50))
     rows = [
         (
             "update",
@@ -123,7 +123,7 @@ def render(status: Status) -> RenderableType:
     rows += [("lineage" if index == 0 else "", line) for index, line in enumerate(status.segments)]
     for name, value in rows:
         table.add_row(name, Text(printable(value), overflow="fold"))
-    return Group(title, bar, table)
+    return Group(title, table)
 
 
 def duration(seconds: float) -> str:
