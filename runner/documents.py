@@ -81,6 +81,16 @@ _Loader.add_implicit_resolver(
 )
 
 
+def yaml_value(text: str) -> Any:
+    """Return the one YAML document in `text`. Raises yaml.YAMLError, also for an alias or a key that stands twice."""
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+
+
+def yaml_node(text: str) -> Any:
+    """Return the root node of the YAML document in `text`; its marks say where each value stands."""
+    return yaml.compose(text, Loader=_Loader)
+
+
 def load(model: type[D], path: Path) -> D:
     """Read the document at `path` as `model`.
 
@@ -116,7 +126,7 @@ def load(model: type[D], path: Path) -> D:
 def parse(model: type[D], raw: bytes, where: str) -> D:
     """Read `raw` as a `model`; `where` names the file in faults. Raises `Refusal` as `load` does."""
     try:
-        value = yaml.load(raw.decode("utf-8"), Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+        value = yaml_value(raw.decode("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise Refusal(
             Fault(

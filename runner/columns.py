@@ -1,0 +1,279 @@
+"""Moving the paths in a column of a jsonl manifest from the origin's root to this server's, row by row, in the bytes.
+
+Promises: whole path segments only (`/data/run` never touches `/data/run2`); of each row, only the bytes of the root in
+the named columns change, so that order, ids, targets and the fingerprint relative to the root stay; constant memory;
+each chunk is taken back and compared before it is handed on. Takes a manifest that `manifest.read_facts` has passed.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from runner.manifest import parse_row
+from runner.rewrite import json_span
+
+CHUNK_BYTES = 4 << 20
+_LIMIT_RUNS = 10_000
+_CLOSE_BYTES = 2048
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+\Z", re.ASCII)
+# An escaped ASCII letter, digit, '_' or '-': only then can a key be written otherwise than in plain.
+_ODD = re.compile(rb"\\u00[2-7]")
+_UNIT = re.compile(r"\\u[0-9a-fA-F]{4}|\\.|.", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """From row `first_row` (counted from 1) of `column` on, the origin's root was written as `text`."""
+
+    column: str
+    first_row: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """A manifest whose `columns` lie below `after` now. Digests in hex; `runs` hold what taking it back needs."""
+
+    columns: tuple[str, ...]
+    before: str
+    after: str
+    text_after: str
+    rows: int
+    size_bytes: int
+    sha256_before: str
+    sha256_after: str
+    runs: tuple[Run, ...]
+
+
+def move(
+    source: Path,
+    columns: Sequence[str],
+    roots: tuple[str, str],
+    write: Callable[[bytes], object] | None = None,
+    on_bytes: Callable[[int], None] | None = None,
+) -> Moved:
+    """Move `columns` of the manifest at `source` from the first of `roots` to the second; hand each chunk to `write`.
+
+    Raises ValueError naming the row whose path does not lie below the first root, or is spelled anew in every row.
+    """
+    before, after = roots
+    works = [_Column(name, before, after) for name in columns]
+    rows = size = 0
+    with _Digest() as old, _Digest() as new:
+        for chunk in chunks(source):
+            moved = chunk
+            for work in works:
+                moved = work.move(moved, rows)
+            old.update(chunk)
+            new.update(moved)
+            rows += chunk.count(b"\n")
+            size += len(moved)
+            if write is not None:
+                write(moved)
+            if on_bytes is not None:
+                on_bytes(len(chunk))
+        digests = old.hexdigest(), new.hexdigest()
+    runs = tuple(run for work in works for run in work.runs)
+    return Moved(tuple(columns), before, after, _text(after), rows, size, *digests, runs)
+
+
+def take_back(source: Path, moved: Moved) -> Iterator[bytes]:
+    """Yield the manifest as it was before `moved` was made of it; `source` is what was made."""
+    starts = {
+        column: {run.first_row: run.text for run in moved.runs if run.column == column}
+        for column in moved.columns
+    }
+    texts: dict[str, str] = {}
+    row = 0
+    for chunk in chunks(source):
+        for line in _lines(chunk):
+            row += 1
+            whole = line
+            for column in moved.columns:
+                texts[column] = starts[column].get(row, texts.get(column, ""))
+                whole = _with_root(whole, column, moved.text_after, texts[column])
+            yield whole
+
+
+def chunks(source: Path) -> Iterator[bytes]:
+    """Yield the bytes of `source` in pieces of whole lines (split at LF only), about CHUNK_BYTES each."""
+    rest = b""
+    with source.open("rb", buffering=0) as file:
+        while piece := file.read(CHUNK_BYTES):
+            cut = piece.rfind(b"\n") + 1
+            if cut:
+                yield rest + piece[:cut]
+                rest = piece[cut:]
+            else:
+                rest += piece
+    if rest:
+        yield rest
+
+
+class _Column:
+    """One column: learns from a row how key and root are written, and looks closely wherever that does not hold."""
+
+    def __init__(self, name: str, before: str, after: str) -> None:
+        self.runs: list[Run] = []
+        self._name = name
+        self._before = before
+        self._text_after = _text(after)
+        self._key = json.dumps(name).encode()
+        self._plain = _PLAIN.match(name) is not None
+        self._text = ""
+        self._needle = b""
+        self._put = b""
+
+    def move(self, chunk: bytes, rows_before: int) -> bytes:
+        """Return `chunk` with the root exchanged in every row."""
+        done: list[bytes] = []
+        waiting = [chunk]
+        while waiting:
+            part = waiting.pop()
+            moved = self._at_once(part)
+            middle = part.find(b"\n", len(part) // 2 if self._needle else 0) + 1
+            if moved is None and self._plain and 0 < middle < len(part) and len(part) > _CLOSE_BYTES:
+                # An odd row is in one half; and one row looked at closely shows how the next ones are written.
+                first, rest = part[:middle], part[middle:]
+                if self._needle:
+                    waiting += [rest, first]
+                    continue
+                done.append(self._closely(first, rows_before))
+                rows_before += 1
+                moved = self._at_once(rest)
+                if moved is None and self._needle:
+                    waiting.append(rest)
+                    continue
+                part = rest
+            done.append(self._closely(part, rows_before) if moved is None else moved)
+            rows_before += part.count(b"\n")
+        return b"".join(done)
+
+    def _closely(self, part: bytes, rows_before: int) -> bytes:
+        lines = []
+        for number, line in enumerate(_lines(part), rows_before + 1):
+            try:
+                lines.append(self._move_row(line, number))
+            except ValueError as error:
+                raise ValueError(f"row {number}: {error}") from error
+        return b"".join(lines)
+
+    def _at_once(self, chunk: bytes) -> bytes | None:
+        """The whole chunk in one replacement, where that is certain to be the same; else None.
+
+        Every row has the column. If no key can be written with escapes and the key's text stands in the chunk once a
+        row, each is the column's own key; if it is followed by the root each time, there is nothing else to exchange.
+        """
+        rows = chunk.count(b"\n")
+        if not (
+            self._needle
+            and chunk.count(self._needle) == rows
+            # Without its closing quote the search is twice as fast, and finds no fewer.
+            and rows in (chunk.count(self._key[:-1]), chunk.count(self._key))
+            and (b"\\u00" not in chunk or _ODD.search(chunk) is None)
+        ):
+            return None
+        moved = chunk.replace(self._needle, self._put)
+        return moved if moved.replace(self._put, self._needle) == chunk else None
+
+    def _move_row(self, line: bytes, number: int) -> bytes:
+        parse_row(line)
+        start, end = json_span(line, (self._name,), self._name)
+        text = _root_text(line[start:end].decode("utf-8"), self._before)
+        if not self.runs or text != self._text:
+            self._note(text, number)
+        moved = _with_root(line, self._name, text, self._text_after)
+        if _with_root(moved, self._name, self._text_after, text) != line:
+            raise ValueError(f"column '{self._name}' could not be taken back")
+        self._learn(line, start)
+        return moved
+
+    def _note(self, text: str, number: int) -> None:
+        if len(self.runs) == _LIMIT_RUNS:
+            raise ValueError(
+                f"the root in column '{self._name}' is spelled in too many ways to take them back"
+            )
+        self._text = text
+        self.runs.append(Run(self._name, number, text))
+
+    def _learn(self, line: bytes, start: int) -> None:
+        key = line.rfind(self._key, 0, start)
+        between = line[key + len(self._key) : start]
+        if not self._plain or key < 0 or between.strip(b" \t") != b":":
+            self._needle = b""
+            return
+        head = line[key:start] + b'"'
+        root = self._text.encode("utf-8")
+        slash = b"/" if line[start + 1 + len(root) :].startswith(b"/") else b"\\/"
+        self._needle = head + root + slash
+        self._put = head + self._text_after.encode("utf-8") + slash
+
+
+class _Digest:
+    """SHA-256 in a thread of its own: hashing takes no time from rewriting."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._pool = concurrent.futures.ThreadPoolExecutor(1)
+        self._last: concurrent.futures.Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def update(self, chunk: bytes) -> None:
+        """Hash `chunk` after those before it; at most one waits."""
+        if self._last is not None:
+            self._last.result()
+        self._last = self._pool.submit(self._digest.update, chunk)
+
+    def hexdigest(self) -> str:
+        """Return the digest of all chunks."""
+        if self._last is not None:
+            self._last.result()
+        return self._digest.hexdigest()
+
+
+def _text(root: str) -> str:
+    return json.dumps(root)[1:-1]
+
+
+def _lines(chunk: bytes) -> Iterator[bytes]:
+    start = 0
+    while start < len(chunk):
+        end = chunk.find(b"\n", start) + 1 or len(chunk)
+        yield chunk[start:end]
+        start = end
+
+
+def _root_text(token: str, root: str) -> str:
+    """Return how `root` is written at the beginning of the JSON string `token`."""
+    value: Any = json.loads(token)
+    if not isinstance(value, str) or not value.startswith(root + "/"):
+        raise ValueError(f"{value!r} does not lie below {root}")
+    plain = _text(root)
+    if token.startswith(plain, 1):
+        return plain
+    at = 1
+    while json.loads(f'"{token[1:at]}"') != root:
+        match = _UNIT.match(token, at)
+        assert match is not None
+        at = match.end()
+    return token[1:at]
+
+
+def _with_root(line: bytes, column: str, old: str, new: str) -> bytes:
+    start, _ = json_span(line, (column,), column)
+    root = old.encode("utf-8")
+    if line[start + 1 : start + 1 + len(root)] != root:
+        raise ValueError(f"column '{column}' does not begin with {old}")
+    return line[: start + 1] + new.encode("utf-8") + line[start + 1 + len(root) :]
