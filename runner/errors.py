@@ -75,6 +75,23 @@ class Fault:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Note:
+    """What is odd and no reason to refuse: what, where, found, and what it may mean."""
+
+    what: str
+    where: str
+    found: str
+    meaning: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what}: {printable(self.where)}\n"
+            f"    found    {printable(self.found)}\n"
+            f"    meaning  {printable(self.meaning)}"
+        )
+
+
 class Refusal(Exception):
     """Ferry will not go on; nothing was changed. Holds every fault that was found, never only the first.
 

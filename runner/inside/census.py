@@ -2,12 +2,14 @@
 
 Promises: a checkpoint passes only if its inventory lists exactly the files that are there, with their sizes, and the
 files are those of every rank of the recorded world; all that is missing or too much is named together. Hashes are
-checked by `hash_faults`, apart, because that reads every byte. Rules for what Transformers + DeepSpeed ZeRO-2 write.
+checked by `hash_faults`, apart, because that reads every byte. Rules for two kinds, told apart by their content:
+Transformers + DeepSpeed ZeRO-2 (a shard of the optimizer a rank), and DDP or ZeRO-1 with a consolidated optimizer.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
 import os
 import re
@@ -24,6 +26,13 @@ CONTRACT = "resume_contract.json"
 _NAME = re.compile(r"checkpoint-([1-9][0-9]{0,11})\Z", re.ASCII)
 _TAKE_ANOTHER = "resume from another complete checkpoint, or fetch this one again from where it was made"
 _INVENTORY_LIMIT = 64 << 20
+
+
+class Kind(enum.Enum):
+    """How a checkpoint holds its optimizer: a shard a rank (DeepSpeed ZeRO-2), or one file (DDP, ZeRO-1)."""
+
+    SHARDED = "sharded"
+    CONSOLIDATED = "consolidated"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +54,7 @@ class Checkpoint:
     inventory: str
     contract: str
     files: Mapping[str, Listed]
+    kind: Kind
 
     @property
     def name(self) -> str:
@@ -80,8 +90,11 @@ def take_census(folder: Path, world: int) -> Checkpoint:
     listed = _listed(folder, inventory, faults)
     faults += _set_faults(folder, listed, present)
     faults += _recorded_faults(folder, inventory, update, world)
-    faults += _rank_faults(folder, present, world, update)
-    faults += _state_faults(folder, present, update)
+    kind = _kind(folder, present, faults)
+    if kind is not None:
+        faults += _rank_faults(folder, present, world, _rank_patterns(kind, world, update))
+        faults += _part_faults(folder, present, kind, update)
+    faults += _state_faults(folder, present, update, inventory)
     contract = listed[CONTRACT].sha256 if CONTRACT in listed else ""
     if not contract:
         faults.append(
@@ -98,7 +111,9 @@ def take_census(folder: Path, world: int) -> Checkpoint:
         )
     if faults:
         raise Refusal(*faults)
-    return Checkpoint(folder, update, int(str(inventory["of"])), world, sha256_bytes(raw), contract, listed)
+    assert kind is not None
+    total = int(str(inventory["of"]))
+    return Checkpoint(folder, update, total, world, sha256_bytes(raw), contract, listed, kind)
 
 
 def hash_faults(
@@ -263,19 +278,36 @@ def _recorded_faults(folder: Path, inventory: Mapping[str, object], update: int,
     return faults
 
 
-def _rank_faults(folder: Path, present: Mapping[str, int], world: int, update: int) -> list[Fault]:
-    """ZeRO-2's shard and the RNG state of each rank, not one fewer and not one more (OpenTau 396, DeepSpeed 2898)."""
-    tag = f"global_step{update}"
-    kinds = (
-        (
-            "optimizer shard",
-            re.compile(rf"{tag}/(?:bf16_)?zero_pp_rank_([0-9]+)_mp_rank_00_optim_states\.pt\Z", re.ASCII),
-        ),
-        ("RNG state", re.compile(r"rng_state_([0-9]+)\.pth\Z", re.ASCII)),
-    )
+def _kind(folder: Path, present: Mapping[str, int], faults: list[Fault]) -> Kind | None:
+    """The kind that the files are of (rule C9); a fault if they are of none, or of both."""
+    sharded = "latest" in present or any(name.startswith("global_step") for name in present)
+    consolidated = "optimizer.pt" in present
+    if sharded != consolidated:
+        return Kind.SHARDED if sharded else Kind.CONSOLIDATED
+    expected = "DeepSpeed's global_step folder and latest, or optimizer.pt; not both"
+    found = "both" if sharded else "neither"
+    faults.append(_fault("checkpoint of no known kind", folder, expected, found))
+    return None
+
+
+def _rank_patterns(kind: Kind, world: int, update: int) -> tuple[tuple[str, re.Pattern[str]], ...]:
+    states = r"rng_state_([0-9]+)\.pth\Z"
+    if kind is Kind.CONSOLIDATED:
+        # Transformers leaves the rank out of the name when there is one.
+        return (("RNG state", re.compile(r"rng_state()\.pth\Z" if world == 1 else states, re.ASCII)),)
+    shards = rf"global_step{update}/(?:bf16_)?zero_pp_rank_([0-9]+)_mp_rank_00_optim_states\.pt\Z"
+    if world == 1:
+        states = r"rng_state(?:_([0-9]+))?\.pth\Z"
+    return ("optimizer shard", re.compile(shards, re.ASCII)), ("RNG state", re.compile(states, re.ASCII))
+
+
+def _rank_faults(
+    folder: Path, present: Mapping[str, int], world: int, kinds: Iterable[tuple[str, re.Pattern[str]]]
+) -> list[Fault]:
+    """The files of each rank, not one fewer and not one more (OpenTau 396, DeepSpeed 2898)."""
     faults = []
     for kind, pattern in kinds:
-        ranks = [int(match[1]) for name in present if (match := pattern.match(name))]
+        ranks = [int(match[1] or 0) for name in present if (match := pattern.match(name))]
         for rank in sorted(set(range(world)) - set(ranks)):
             faults.append(
                 _fault(
@@ -295,8 +327,19 @@ def _rank_faults(folder: Path, present: Mapping[str, int], world: int, update: i
             faults.append(
                 _fault(f"{kind} twice", folder, "one of each rank", f"more than one of rank {rank}")
             )
-    wanted = [f"{tag}/mp_rank_00_model_states.pt", "trainer_state.json", "latest"]
-    if not any(name.startswith("model") and name.endswith(".safetensors") for name in present):
+    return faults
+
+
+def _part_faults(folder: Path, present: Mapping[str, int], kind: Kind, update: int) -> list[Fault]:
+    """What every checkpoint of the kind has once, whatever its world."""
+    faults = []
+    wanted = ["trainer_state.json"]
+    if kind is Kind.SHARDED:
+        wanted += [f"global_step{update}/mp_rank_00_model_states.pt", "latest"]
+    else:
+        wanted += ["scheduler.pt"]
+    weights = re.compile(r"(model.*\.safetensors|pytorch_model.*\.bin)\Z")
+    if not any(weights.match(name) for name in present):
         wanted.append("model.safetensors")
     for name in wanted:
         if name not in present:
@@ -313,7 +356,9 @@ def _rank_faults(folder: Path, present: Mapping[str, int], world: int, update: i
     return faults
 
 
-def _state_faults(folder: Path, present: Mapping[str, int], update: int) -> list[Fault]:
+def _state_faults(
+    folder: Path, present: Mapping[str, int], update: int, inventory: Mapping[str, object]
+) -> list[Fault]:
     faults = []
     if "latest" in present:
         tag = (folder / "latest").read_bytes()[:200].decode("utf-8", "backslashreplace").strip()
@@ -323,10 +368,32 @@ def _state_faults(folder: Path, present: Mapping[str, int], update: int) -> list
         path = folder / "trainer_state.json"
         try:
             state = json.loads(path.read_bytes())
-            step = state.get("global_step") if isinstance(state, dict) else None
         except (ValueError, RecursionError) as error:
             faults.append(_fault("trainer state damaged", path, "JSON", str(error)))
         else:
-            if step != update:
-                faults.append(_fault("update differs", path, f"global_step {update}", repr(step)))
+            faults += _trainer_faults(path, state if isinstance(state, dict) else {}, update, inventory)
+    return faults
+
+
+def _trainer_faults(
+    path: Path, state: Mapping[str, object], update: int, inventory: Mapping[str, object]
+) -> list[Fault]:
+    """Trainer state against folder and inventory: the update, the total, and no log of what was not trained yet."""
+    faults = []
+    if state.get("global_step") != update:
+        faults.append(_fault("update differs", path, f"global_step {update}", repr(state.get("global_step"))))
+    if state.get("max_steps", inventory.get("of")) != inventory.get("of"):
+        total = f"max_steps {inventory.get('of')}, as the inventory says"
+        faults.append(_fault("total of updates differs", path, total, repr(state["max_steps"])))
+    history = state.get("log_history")
+    steps = (
+        [entry.get("step") for entry in history if isinstance(entry, dict)]
+        if isinstance(history, list)
+        else []
+    )
+    late = [step for step in steps if isinstance(step, int) and step > update]
+    if late:
+        faults.append(
+            _fault("update differs", path, f"a log of updates up to {update}", f"one of update {max(late)}")
+        )
     return faults
