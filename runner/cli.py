@@ -9,27 +9,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import traceback
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, cast, get_args
 
 import typer
 
 from runner import demo as demonstration
 from runner import image as images
 from runner import pack as packing
-from runner import prepare as preparing
 from runner import resume as resuming
-from runner import screen, verify
+from runner import screen
 from runner.compare import compare as compare_runs
-from runner.documents import load
 from runner.engine import Phase, State
 from runner.engines import engine_for, ready_image
-from runner.errors import ExitCode, Fault, Refusal
-from runner.plan import LaunchPlan, container_name, plan_launch
-from runner.rebase import RebasedInputs, rebase
+from runner.errors import ExitCode, Fault, Refusal, Verdict
+from runner.plan import LaunchPlan, container_name
+from runner.ready import Wish, make_ready
+from runner.ready import verified as verified_bundle
+from runner.rebase import Mode
 from runner.run import RunFolder
 from runner.schemas import write_schemas
-from runner.server import ServerProfile
 from runner.status import read_status
 from runner.status import render as render_status
 
@@ -49,6 +49,15 @@ JsonOption = Annotated[bool, typer.Option("--json", help="print the result as JS
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="check everything, show the plan, change nothing")
 ]
+ModeOption = Annotated[
+    str,
+    typer.Option(
+        "--mode", help="mount (copies nothing), hardlink, reflink or copy: how the checkpoint comes to RUN"
+    ),
+]
+CheckImagesOption = Annotated[
+    bool, typer.Option("--check-images", help="see that every file that the manifest names is on this server")
+]
 ProjectOption = Annotated[Path, typer.Option("--project", help="Ferry's own folder: images/ and lockfiles/")]
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -59,21 +68,36 @@ def main() -> NoReturn:
     try:
         app(prog_name="ferry")
     except Refusal as refusal:
-        if "--json" in sys.argv:
-            faults = [dataclasses.asdict(fault) for fault in refusal.faults]
-            print(json.dumps({"refused": faults, "exit_code": int(refusal.exit_code)}, indent=2))
-        else:
-            screen.show_refusal(refusal)
-        sys.exit(refusal.exit_code)
+        _refused(refusal)
     except OSError as error:
         fix = "mend what the system names, then run the command again"
         where = str(error.filename or "the system")
-        screen.show_refusal(Refusal(Fault("the system refuses", where, "to succeed", str(error), fix)))
-        sys.exit(ExitCode.FAILED)
+        fault = Fault("the system refuses", where, "to succeed", str(error), fix)
+        _refused(Refusal(fault, exit_code=ExitCode.FAILED))
     except KeyboardInterrupt:
         screen.err.print("interrupted")
         sys.exit(130)
+    except Exception as error:  # noqa: BLE001 - the last resort: a defect of ours is said, not thrown at people
+        trace = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(trace.filename).name}:{trace.lineno} in {trace.name}"
+        fix = "this is a defect of Ferry, or a damaged file that it did not expect: report it with this line"
+        _refused(
+            Refusal(
+                Fault("unexpected", where, "no such case", f"{type(error).__name__}: {error}", fix),
+                exit_code=ExitCode.FAILED,
+            )
+        )
     sys.exit(ExitCode.OK)
+
+
+def _refused(refusal: Refusal) -> NoReturn:
+    """Show `refusal`, as JSON if that was asked for, and end with its exit code."""
+    if "--json" in sys.argv:
+        faults = [dataclasses.asdict(fault) for fault in refusal.faults]
+        print(json.dumps({"refused": faults, "exit_code": int(refusal.exit_code)}, indent=2))
+    else:
+        screen.show_refusal(refusal)
+    sys.exit(refusal.exit_code)
 
 
 def _emit(as_json: bool, value: Any, text: str) -> None:
@@ -92,7 +116,7 @@ def verify_command(
     as_json: JsonOption = False,
 ) -> None:
     """Read every byte of a bundle and check what the bytes mean."""
-    verified = _verified(bundle, use_memory=quick)
+    verified = verified_bundle(bundle, use_memory=quick)
     value = {
         "bundle": str(verified.path),
         "root": verified.root,
@@ -113,12 +137,14 @@ def prepare_command(
     bundle: BundleArgument,
     server: ServerOption,
     run: Annotated[Path, typer.Option("--run", help="where the run folder shall appear")],
+    mode: ModeOption = "mount",
+    check_images: CheckImagesOption = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
     project: ProjectOption = PROJECT,
 ) -> None:
     """Verify a bundle, put this server's data in its place, and make a run folder that can start."""
-    _prepare(bundle, server, run, dry_run=dry_run, as_json=as_json, project=project)
+    _prepare(bundle, server, run, Wish(_mode(mode), check_images, dry_run, project), as_json)
 
 
 @app.command("resume")
@@ -143,9 +169,13 @@ def resume_command(
             raise Refusal(
                 Fault("no server profile", "--server", "a profile, since --bundle is given", "nothing", fix)
             )
-        _prepare(bundle, server, run, dry_run=dry_run, as_json=as_json, project=project)
+        _prepare(bundle, server, run, Wish("mount", False, dry_run, project), as_json)
         if dry_run:
             return
+    elif bundle is not None and bundle.resolve() != folder.bundle_path().resolve():
+        fix = "leave out --bundle to resume what lies there, or name another run folder"
+        found = f"one prepared from {folder.bundle_path()}"
+        raise Refusal(Fault("run folder exists", str(folder.path), f"one prepared from {bundle}", found, fix))
     folder.refuse_if_sealed()
     image = ready_image(folder.server(), folder.spec().image, project)
     engine = engine_for(folder)
@@ -178,7 +208,8 @@ def resume_command(
 def stop_command(
     run: RunArgument,
     at_update: Annotated[
-        int | None, typer.Option("--at-update", help="ask only: not before this update; returns at once")
+        int | None,
+        typer.Option("--at-update", min=1, help="ask only: not before this update; returns at once"),
     ] = None,
     grace_s: Annotated[
         float | None, typer.Option("--grace", help="seconds to wait before each harder step")
@@ -199,12 +230,13 @@ def stop_command(
         )
         return
     if at_update is not None:
+        resuming.refuse_unless_running(folder, engine.inspect(name))
         resuming.request_stop(folder, at_update)
         _emit(as_json, {"request": str(request)}, f"REQUESTED a stop at update {at_update}")
         return
     grace = grace_s if grace_s is not None else float(folder.server().stop_grace_s)
     with screen.err.status("waiting for the checkpoint") as waiting:
-        state = resuming.stop(
+        resuming.stop(
             folder,
             name,
             engine,
@@ -213,7 +245,7 @@ def stop_command(
                 f"waiting for the checkpoint: update {at.update}, {at.waited_s:.0f} s"
             ),
         )
-    ended = resuming.close(folder, name, engine, state)
+    ended = resuming.close(folder, name, engine)
     newest, _ = folder.checkpoints()
     value = {"verdict": ended.verdict.value, "checkpoint": newest.name if newest else None}
     _emit(
@@ -221,6 +253,8 @@ def stop_command(
         value,
         f"{ended.verdict.value.upper()}; resume continues from {newest.name if newest else 'nothing'}",
     )
+    if ended.verdict not in (Verdict.STOPPED, Verdict.FINISHED):
+        raise typer.Exit(ended.exit_code)
 
 
 @app.command("status")
@@ -247,10 +281,15 @@ def pack_command(
     """
     folder = RunFolder(run)
     if not folder.prepared_file.exists() and folder.spec_file.exists():
+        if dry_run:
+            names = sorted(str(path.relative_to(run)) for path in run.rglob("*") if not path.is_dir())
+            _emit(as_json, {"files": names}, "\n".join(names))
+            return
         packed = packing.pack_draft(folder.path, output)
     else:
         _settled_state(folder)
-        contents = packing.gather(folder)
+        with folder.hold_lease("ferry pack"):
+            contents = packing.gather(folder)
         for line in contents.left_out:
             screen.err.print(f"left out, not complete: {line}", markup=False, style="yellow")
         if dry_run:
@@ -316,34 +355,22 @@ def image_build_command(name: str, as_json: JsonOption = False, project: Project
     )
 
 
-def _verified(bundle: Path, *, use_memory: bool) -> verify.VerifiedBundle:
-    opened = verify.open_bundle(bundle.absolute())
-    with screen.bytes_progress("verifying", opened.size_bytes) as advance:
-        return verify.verify(opened, use_memory=use_memory, on_bytes=advance)
+def _mode(word: str) -> Mode:
+    if word not in get_args(Mode):
+        fix = "mount copies nothing and is the default"
+        fault = Fault("unknown mode", "--mode", ", ".join(get_args(Mode)), word, fix)
+        raise Refusal(fault, exit_code=ExitCode.USAGE)
+    return cast("Mode", word)
 
 
-def _prepare(bundle: Path, server: Path, run: Path, *, dry_run: bool, as_json: bool, project: Path) -> None:
-    folder = RunFolder(run)
-    preparing.refuse_if_taken(folder)
-    profile = load(ServerProfile, server)
-    inputs = _rebased(bundle, profile)
-    image = ready_image(profile, inputs.bundle.spec.image, project)
-    plan = plan_launch(inputs, image, folder.path, resuming.host_facts())
-    if dry_run:
+def _prepare(bundle: Path, server: Path, run: Path, wish: Wish, as_json: bool) -> None:
+    inputs, plan = make_ready(bundle, server, run, wish)
+    if wish.dry_run:
         _show_plan(plan, as_json)
         return
-    screen.err.print("PREFLIGHT: PASS")
-    preparing.prepare(inputs, plan, folder, server.read_bytes())
+    folder = RunFolder(run)
     value = {"run": str(folder.path), "bundle": inputs.bundle.root, "update": inputs.bundle.spec.from_update}
     _emit(as_json, value, f"PREPARE_OK {folder.path}")
-
-
-def _rebased(bundle: Path, profile: ServerProfile) -> RebasedInputs:
-    verified = _verified(bundle, use_memory=True)
-    files = [Path(path) for name, path in profile.assets.items() if name in verified.spec.assets]
-    total = sum(path.stat().st_size for path in files if path.is_file())
-    with screen.bytes_progress("assets", total) as advance:
-        return rebase(verified, profile, advance)
 
 
 def _show_plan(plan: LaunchPlan, as_json: bool) -> None:
@@ -361,5 +388,5 @@ def _settled_state(folder: RunFolder) -> State:
     name = container_name(folder.spec().name, folder.path)
     state = engine.inspect(name)
     if state.phase is not Phase.RUNNING:
-        resuming.close_if_open(folder, state)
+        resuming.close_if_open(folder, engine, name)
     return state

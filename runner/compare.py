@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import Fault, Refusal
+from runner.inside import census
 from runner.inside.digests import hash_files
 from runner.run import RunFolder, read_exposure
 from runner.tensors import Tensor, read_leaves
@@ -66,6 +67,8 @@ def compare(a: RunFolder, b: RunFolder) -> Comparison:
     ranks = sorted(logs_a.keys() & logs_b.keys())
     rows = tuple(_rows(logs_a, logs_b, ranks, differences))
     newest_a, newest_b = _newest(a), _newest(b)
+    for name, folder, logs, newest in (("first", a, logs_a, newest_a), ("second", b, logs_b, newest_b)):
+        differences += _gaps(name, folder, logs, census.update_of(newest.name) or 0)
     if newest_a.name != newest_b.name:
         differences.append(f"newest complete checkpoint: {newest_a.name} against {newest_b.name}")
         return Comparison(rows, len(ranks), 0, "", tuple(differences))
@@ -108,6 +111,23 @@ def _logs(folder: RunFolder) -> dict[int, dict[int, dict[str, Any]]]:
     return logs
 
 
+def _gaps(name: str, folder: RunFolder, logs: Mapping[int, Mapping[int, Any]], last: int) -> list[str]:
+    """Say what an exposure log lacks: a rank of the run's world, or an update on the way to its checkpoint.
+
+    Runs that are equal in what was logged are not shown to be equal where nothing was.
+    """
+    gaps = []
+    for rank in range(folder.spec().world.ranks):
+        updates = logs.get(rank, {})
+        first = min(updates, default=last)
+        lacking = sorted(set(range(first, last + 1)) - updates.keys())
+        if lacking:
+            gaps.append(
+                f"the {name} has no log of rank {rank} at update {lacking[0]} ({len(lacking)} in all)"
+            )
+    return gaps
+
+
 def _rows(
     a: Mapping[int, Mapping[int, dict[str, Any]]],
     b: Mapping[int, Mapping[int, dict[str, Any]]],
@@ -132,9 +152,17 @@ def _rows(
                         f"update {update}, rank {rank}, {field}: {row_a.get(field)} against {row_b.get(field)}"
                     )
                     equal = False
-            losses[0].append(float.fromhex(row_a["loss"]))
-            losses[1].append(float.fromhex(row_b["loss"]))
+            losses[0].append(_loss(row_a))
+            losses[1].append(_loss(row_b))
         yield Row(update, _mean(losses[0]), _mean(losses[1]), equal)
+
+
+def _loss(row: Mapping[str, Any]) -> float:
+    """The logged loss; one that is not a hex float is shown as not a number (it is compared as it stands)."""
+    try:
+        return float.fromhex(row["loss"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return float("nan")
 
 
 def _mean(values: list[float]) -> float:

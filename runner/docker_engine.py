@@ -20,6 +20,7 @@ from runner.engine import Lines, Phase, State
 from runner.errors import ExitCode, Fault, Refusal
 from runner.plan import LaunchPlan
 
+_CONFLICT = 409
 _START_ENGINE = (
     "start the engine (`just engine` does it as root on Debian), and see that this user may use it"
 )
@@ -58,7 +59,15 @@ class DockerEngine:
             self.remove(plan.name)
         with _as_refusal(plan.name):
             api = self._client.api
-            api.start(api.create_container(**create_arguments(plan, api))["Id"])
+            try:
+                created = api.create_container(**create_arguments(plan, api))
+            except docker.errors.APIError as error:
+                if error.status_code != _CONFLICT:
+                    raise
+                fix = "another resume was a moment faster: follow it with `ferry status`"
+                fault = Fault("the run is running", plan.name, "no container of this name", "a new one", fix)
+                raise Refusal(fault, exit_code=ExitCode.LEASE_HELD) from error
+            api.start(created["Id"])
 
     def follow(self, name: str, on_line: Callable[[str], None]) -> State:
         """Follow the container's output from its beginning."""
@@ -93,7 +102,11 @@ class DockerEngine:
     def remove(self, name: str) -> None:
         """Remove the container if it has ended."""
         with _as_refusal(name), contextlib.suppress(docker.errors.NotFound):
-            self._client.containers.get(name).remove(v=True)
+            try:
+                self._client.containers.get(name).remove(v=True)
+            except docker.errors.APIError as error:
+                if "already in progress" not in str(error.explanation):
+                    raise  # Otherwise `ferry stop` and `ferry resume` saw the end at the same time.
 
 
 def create_arguments(plan: LaunchPlan, api: docker.APIClient) -> dict[str, Any]:

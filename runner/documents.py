@@ -8,7 +8,9 @@ Does not know any document in particular: `spec`, `server` and `image_spec` do.
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import stat
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -24,7 +26,8 @@ GitObject = Annotated[str, pydantic.StringConstraints(pattern=r"^[0-9a-f]{40}$")
 Name = Annotated[str, pydantic.StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 
 
-def _inside(path: str) -> str:
+def inside_path(path: str) -> str:
+    """Return `path` if it may name a file inside a bundle. Raises ValueError."""
     parts = path.split("/")
     if not path or path.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\0" in path:
         raise ValueError("a path inside the bundle is relative, without empty, '.' or '..' parts")
@@ -32,12 +35,13 @@ def _inside(path: str) -> str:
 
 
 def _absolute(path: str) -> str:
-    if not path.startswith("/") or any(part in (".", "..") for part in path.split("/")) or "\0" in path:
-        raise ValueError("a path on a server is absolute, without '.' or '..' parts")
+    parts = path.rstrip("/").split("/")[1:]
+    if not path.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\0" in path:
+        raise ValueError("a path on a server is absolute, without empty, '.' or '..' parts")
     return path.rstrip("/") or "/"
 
 
-InsidePath = Annotated[str, pydantic.AfterValidator(_inside)]
+InsidePath = Annotated[str, pydantic.AfterValidator(inside_path)]
 AbsolutePath = Annotated[str, pydantic.AfterValidator(_absolute)]
 
 
@@ -98,7 +102,10 @@ def load(model: type[D], path: Path) -> D:
     or of the wrong type, by key path.
     """
     try:
-        with path.open("rb") as file:
+        # Not blocking: a pipe in a document's place must not hang.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError("not a regular file")  # noqa: TRY301 - the same answer as for any other
             raw = file.read(LIMIT_BYTES + 1)
     except OSError as error:
         raise Refusal(
@@ -110,24 +117,18 @@ def load(model: type[D], path: Path) -> D:
                 "give the path of the document",
             )
         ) from error
-    if len(raw) > LIMIT_BYTES:
-        raise Refusal(
-            Fault(
-                "document too large",
-                str(path),
-                f"at most {LIMIT_BYTES} bytes",
-                "more",
-                "is this the right file?",
-            )
-        )
     return parse(model, raw, str(path))
 
 
 def parse(model: type[D], raw: bytes, where: str) -> D:
     """Read `raw` as a `model`; `where` names the file in faults. Raises `Refusal` as `load` does."""
+    if len(raw) > LIMIT_BYTES:
+        fix = "is this the right file?"
+        raise Refusal(Fault("document too large", where, f"at most {LIMIT_BYTES} bytes", "more", fix))
     try:
         value = yaml_value(raw.decode("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        # PyYAML's constructors give these for an explicit tag that does not fit its value.
         raise Refusal(
             Fault(
                 "document is not YAML",

@@ -10,6 +10,8 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
+import rfc8785
+
 from runner.errors import Fault, Refusal
 from runner.inside.digests import sha256_bytes
 from runner.record import canonical
@@ -71,7 +73,7 @@ def parse(raw: bytes, where: str) -> tuple[Link, ...]:
         place = f"{where}:{number}"
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Refusal(Fault("lineage damaged", place, "one JSON object", str(error), fix)) from error
         if not isinstance(value, dict) or {key: type(entry) for key, entry in value.items()} != kinds:
             raise Refusal(
@@ -84,7 +86,13 @@ def parse(raw: bytes, where: str) -> tuple[Link, ...]:
                 )
             )
         link = Link(**value)
-        if link.line != line:
+        try:
+            canonical_line = link.line
+        except rfc8785.CanonicalizationError as error:
+            raise Refusal(
+                Fault("lineage damaged", place, "numbers and text of JSON", str(error), fix)
+            ) from error
+        if canonical_line != line:
             raise Refusal(Fault("lineage edited", place, "canonical JSON", "another form of it", fix))
         if link.previous != head(links):
             raise Refusal(

@@ -46,7 +46,7 @@ def read_facts(path: Path, path_columns: Sequence[str], root: str) -> ManifestFa
             row = parse_row(line)
             for column in path_columns:
                 row[column] = _relative(row, column, prefix)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             faults.append(
                 Fault("bad row", f"{path}:{number}", "one JSON object, LF after it", str(error), _MAKE_AGAIN)
             )

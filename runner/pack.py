@@ -7,19 +7,20 @@ that, so that there is no moment at which two servers could train the run.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from runner import archive, lineage, manifest, sums, verify
-from runner.errors import ExitCode, Fault, Refusal, refuse_if
+from runner.errors import Fault, Refusal, refuse_if
 from runner.inside import census
 from runner.inside.digests import BUFFER_BYTES, sha256_bytes
 from runner.record import sync_folder, to_json, write_file
@@ -59,18 +60,11 @@ class Contents:
 
 
 def gather(folder: RunFolder) -> Contents:
-    """Return what a bundle of the run in `folder` holds; nothing is written.
+    """Return what a bundle of the run in `folder` holds; nothing is written. The caller holds the run's lease.
 
-    Raises `Refusal` if the run is being trained, has no complete checkpoint, the one that it stopped with is not
-    complete, or the checkpoint's bytes are not those of its inventory.
+    Raises `Refusal` if the run has no complete checkpoint, the one that it stopped with is not complete, or the
+    checkpoint's bytes are not those of its inventory.
     """
-    holder = folder.lease_holder()
-    if holder is not None:
-        fix = "stop it first: `ferry stop`"
-        raise Refusal(
-            Fault("the run is running", str(folder.lease), "a run that nobody trains", holder, fix),
-            exit_code=ExitCode.LEASE_HELD,
-        )
     newest, rejected = folder.checkpoints()
     if newest is None:
         reasons = "; ".join(str(refusal.faults[0].what) for refusal in rejected.values()) or "none was saved"
@@ -104,23 +98,35 @@ def gather(folder: RunFolder) -> Contents:
 def pack(folder: RunFolder, target: Path, on_bytes: Callable[[int], None] | None = None) -> Packed:
     """Write the bundle of `folder` at `target`, verify it, seal the run folder, and give the bundle its name.
 
-    Raises `Refusal` as `gather` does, if `target` exists, or if what was written does not verify; then nothing is left
-    at `target` and the run is not sealed.
+    Raises `Refusal` as `gather` does, if the run is being trained, if `target` exists or lies inside the run or its
+    bundle, or if what was written does not verify; then nothing is left at `target` and the run is not sealed.
     """
-    _refuse_if_taken(target)
-    contents = gather(folder)
+    _refuse_if_taken(target, (folder.path, folder.bundle_path()))
+    with folder.hold_lease("ferry pack"):
+        contents = gather(folder)
+        with _aside(target) as aside:
+            write_bundle(contents, aside, on_bytes)
+            verified = verify.verify(verify.open_bundle(aside))
+            _seal(folder, verified.root, contents.update)
+            aside.rename(target)
+    sync_folder(target.parent)
+    return Packed(target, verified.root, contents.update, contents.size_bytes)
+
+
+@contextlib.contextmanager
+def _aside(target: Path) -> Iterator[Path]:
+    """Give the path to write what will be renamed to `target`; whatever goes wrong, nothing that was made stays."""
+    missing = [parent for parent in target.absolute().parents if not parent.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".{target.name}.packing-{secrets.token_hex(4)}")
     try:
-        write_bundle(contents, aside, on_bytes)
-        verified = verify.verify(verify.open_bundle(aside))
-        _seal(folder, verified.root, contents.update)
-        aside.rename(target)
+        yield aside
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
+        for parent in missing:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
         raise
-    sync_folder(target.parent)
-    return Packed(target, verified.root, contents.update, contents.size_bytes)
 
 
 def pack_draft(draft: Path, target: Path) -> Packed:
@@ -128,18 +134,13 @@ def pack_draft(draft: Path, target: Path) -> Packed:
 
     For a run that begins, or was described from outside. Raises `Refusal` if the result does not verify.
     """
-    _refuse_if_taken(target)
+    _refuse_if_taken(target, (draft,))
     names = [path for path in sorted(draft.rglob("*")) if not path.is_dir() or path.is_symlink()]
     contents = Contents({str(path.relative_to(draft)): path for path in names}, {}, 0)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.packing-{secrets.token_hex(4)}")
-    try:
+    with _aside(target) as aside:
         write_bundle(contents, aside, None)
         verified = verify.verify(verify.open_bundle(aside))
         aside.rename(target)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
     sync_folder(target.parent)
     return Packed(target, verified.root, verified.spec.from_update, contents.size_bytes)
 
@@ -186,12 +187,24 @@ def describe_manifest(path: Path, columns: tuple[str, ...], origin: str) -> dict
     return dataclasses.asdict(manifest.read_facts(path, columns, origin))
 
 
-def _refuse_if_taken(target: Path) -> None:
+def _refuse_if_taken(target: Path, beside: Sequence[Path]) -> None:
     if target.exists() or target.is_symlink():
         fix = "a bundle is never written over: choose another name"
         raise Refusal(
             Fault("bundle exists", str(target), "a path that is free", "an entry of that name", fix)
         )
+    for folder in beside:
+        if target.resolve().is_relative_to(folder.resolve()):
+            fix = "choose a place outside of it"
+            raise Refusal(
+                Fault(
+                    "bundle inside another folder",
+                    str(target),
+                    f"a path outside of {folder}",
+                    "one inside",
+                    fix,
+                )
+            )
 
 
 def _logs(folder: RunFolder) -> dict[str, Path]:
@@ -200,11 +213,16 @@ def _logs(folder: RunFolder) -> dict[str, Path]:
     found = {}
     for path in sorted(folder.output.rglob("*")):
         name = path.relative_to(folder.output)
-        if path.is_dir() or name.parts[0].startswith(_LEFT_BEHIND) or str(name) == outputs.request:
+        if (
+            (path.is_dir() and not path.is_symlink())
+            or name.parts[0].startswith(_LEFT_BEHIND)
+            or str(name) == outputs.request
+        ):
             continue
-        if path.is_symlink():
-            fix = "move the link out of the output folder"
-            raise Refusal(Fault("unsafe", str(path), "regular files and folders", "a symbolic link", fix))
+        if path.is_symlink() or not path.is_file():
+            kind = "a symbolic link" if path.is_symlink() else "a device, socket or pipe"
+            fix = "move it out of the output folder"
+            raise Refusal(Fault("unsafe", str(path), "regular files and folders", kind, fix))
         found[str(name)] = path
     return found
 

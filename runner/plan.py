@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from runner.image import ReadyImage
 from runner.inside.digests import sha256_bytes
 from runner.inside.launch import Launch
-from runner.rebase import RebasedInputs
+from runner.rebase import CONTAINER_ROOT, RebasedInputs
 
-# Container paths. The folder of the control files is mounted read-only; output, segments and lease are the run's own.
-CONTAINER_ROOT = PurePosixPath("/ferry")
 _TMP_BYTES = 8 << 30
+# The folder of the run folder that holds what was rewritten, under the paths of the bundle.
+REBASED = "rebased"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _container_paths() -> RunPaths:
 def _host_paths(inputs: RebasedInputs, folder: Path) -> RunPaths:
     run = str(folder)
     return RunPaths(
-        str(inputs.bundle.path),
+        str(inputs.bundle.path if inputs.mode == "mount" else folder / "bundle"),
         f"{run}/code",
         f"{run}/output",
         f"{run}/control",
@@ -158,8 +158,9 @@ def _launch(inputs: RebasedInputs, image: ReadyImage, paths: RunPaths) -> Launch
         world=spec.world.ranks,
         updates=spec.updates,
         checkpoint=checkpoint.name if checkpoint else "fresh",
-        inventory=f"sha256:{checkpoint.inventory}" if checkpoint else "fresh",
-        contract=f"sha256:{checkpoint.contract}" if checkpoint else "fresh",
+        inventory=f"sha256:{inputs.inventory}" if checkpoint else "fresh",
+        contract=f"sha256:{inputs.contract}" if checkpoint else "fresh",
+        checkpoint_lies="in the run folder" if _has_own_checkpoint(inputs) else "in the bundle",
         torchrun=_torchrun(spec.world.ranks, spec.launch.module),
         args=[_placed(word, places) for word in spec.launch.args],
         resume_args=[_placed(word, places) for word in spec.launch.resume_args],
@@ -191,16 +192,30 @@ def _mounts(inputs: RebasedInputs, folder: Path, paths: RunPaths) -> tuple[Mount
         Mount(folder / "lease", paths.lease, False),
         Mount(folder / "output", paths.output, False),
     ]
-    if bundle.checkpoint is not None:
-        mounts.append(Mount(bundle.checkpoint.path, f"{paths.output}/{bundle.checkpoint.name}", True))
-    mounts += [Mount(asset.host, asset.origin, True) for asset in inputs.assets]
+    if bundle.checkpoint is not None and inputs.mode in ("mount", "hardlink"):
+        # A hard link is the bundle's own file: it must not be writable either.
+        lies = (
+            bundle.checkpoint.path if inputs.mode == "mount" else folder / "output" / bundle.checkpoint.name
+        )
+        mounts.append(Mount(lies, f"{paths.output}/{bundle.checkpoint.name}", True))
+    for file in inputs.files:
+        source = folder / REBASED / file.path
+        mounts.append(Mount(source, f"{paths.bundle}/{file.path}", True))
+        if inputs.mode == "mount" and bundle.checkpoint and file.path.startswith(f"{inputs.checkpoint}/"):
+            name = file.path.removeprefix(f"{inputs.checkpoint}/")
+            mounts.append(Mount(source, f"{paths.output}/{bundle.checkpoint.name}/{name}", True))
+    mounts += [Mount(asset.host, asset.inside, True) for asset in inputs.assets]
     return tuple(mounts)
 
 
+def _has_own_checkpoint(inputs: RebasedInputs) -> bool:
+    return inputs.server.engine == "docker" and inputs.mode != "mount" and inputs.checkpoint is not None
+
+
 def _links(inputs: RebasedInputs, paths: RunPaths) -> dict[str, str]:
-    links = {asset.origin: str(asset.host) for asset in inputs.assets if asset.origin != str(asset.host)}
+    links = {asset.inside: str(asset.host) for asset in inputs.assets if asset.inside != str(asset.host)}
     if inputs.bundle.checkpoint is not None:
-        links[f"{paths.output}/{inputs.bundle.checkpoint.name}"] = str(inputs.bundle.checkpoint.path)
+        links[f"{paths.output}/{inputs.bundle.checkpoint.name}"] = f"{paths.bundle}/{inputs.checkpoint}"
     return links
 
 

@@ -1,24 +1,33 @@
 """From a verified bundle and a server profile to a run folder that either door can start.
 
 Promises: everything is checked before the first byte is written; the folder appears whole, under its name, or not at
-all; no byte of the bundle's checkpoint is copied.
+all; the bundle is never written to, and by mount no byte of its checkpoint is copied.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import secrets
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from runner import archive, compose
-from runner.errors import Fault, Refusal
-from runner.inside.digests import Hashed, to_memory
+from runner import archive, columns, compose, manifest
+from runner.changes import RewrittenFile
+from runner.errors import Fault, Refusal, refuse_if
+from runner.inside.digests import Hashed, hash_file, to_memory
+from runner.lay import lay, settled
 from runner.plan import LaunchPlan
-from runner.rebase import RebasedInputs
+from runner.rebase import RebasedInputs, to_known
 from runner.record import sync_folder, to_json, write_file
 from runner.run import RunFolder
+
+# A fingerprint parses every row, at about 10 us each.
+_FINGERPRINT_ROWS = 200_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,38 +47,172 @@ def refuse_if_taken(folder: RunFolder) -> None:
         )
 
 
-def prepare(inputs: RebasedInputs, plan: LaunchPlan, folder: RunFolder, server_bytes: bytes) -> Prepared:
+def laid_bytes(inputs: RebasedInputs) -> int:
+    """Return how many bytes preparing `inputs` will link, clone or copy."""
+    if inputs.mode == "mount":
+        return 0
+    prefix = f"{inputs.checkpoint}/" if inputs.server.engine == "docker" else ""
+    names = (name for name in inputs.bundle.digests if name.startswith(prefix))
+    return sum((inputs.bundle.path / name).stat().st_size for name in names)
+
+
+def prepare(
+    inputs: RebasedInputs,
+    plan: LaunchPlan,
+    folder: RunFolder,
+    server_bytes: bytes,
+    on_bytes: Callable[[int], None] | None = None,
+) -> Prepared:
     """Write the run folder of `plan` and return it. Raises `Refusal` or OSError, and then leaves nothing behind."""
     refuse_if_taken(folder)
-    folder.path.parent.mkdir(parents=True, exist_ok=True)
+    made = _make_parents(folder.path.parent)
     aside = RunFolder(folder.path.with_name(f".{folder.path.name}.preparing-{secrets.token_hex(4)}"))
     try:
         _write(inputs, aside, server_bytes)
-        write_control(inputs.bundle.digests, inputs.bundle.hashed, plan, aside)
+        own = _lay(inputs, aside, on_bytes)
+        write_control(inputs, plan, aside, own)
+        for path in sorted(path for path in aside.path.rglob("*") if path.is_dir()):
+            sync_folder(path)
         sync_folder(aside.path)
         aside.path.rename(folder.path)
     except BaseException:
         shutil.rmtree(aside.path, ignore_errors=True)
+        for parent in made:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
         raise
     sync_folder(folder.path.parent)
     return Prepared(folder, plan)
 
 
 def write_control(
-    digests: Mapping[str, str], hashed: Mapping[str, Hashed], plan: LaunchPlan, folder: RunFolder
+    inputs: RebasedInputs, plan: LaunchPlan, folder: RunFolder, own: Mapping[str, Hashed] | None = None
 ) -> None:
-    """Write what the start program reads, and the compose file; content that is there already is left alone."""
-    verified = (
-        json.dumps({"digests": dict(digests), "memory": to_memory(hashed)}, sort_keys=True).encode() + b"\n"
-    )
+    """Write what the start program reads, and the compose file; content that is there already is left alone.
+
+    `own` are the files of the bundle that were laid into the run folder; None keeps what is recorded of them. Raises
+    `Refusal` if a rewritten file is not what it was proved to be.
+    """
+    hashed = dict(inputs.bundle.hashed) | _rebased(inputs, folder)
+    whole = inputs.server.engine == "venv" and inputs.mode != "mount"
+    if own is None:
+        laid = json.loads(folder.verified_file.read_bytes())["memory" if whole else "checkpoint"]
+    else:
+        laid = to_memory(settled(own, time.time_ns()))
+    memory = to_memory(hashed)
+    if whole:
+        memory, laid = laid, {}
+    content = {"digests": inputs.digests, "memory": memory, "checkpoint": laid}
     documents = (
         (folder.launch_file, plan.launch.to_json()),
-        (folder.verified_file, verified),
+        (folder.verified_file, json.dumps(content, sort_keys=True).encode() + b"\n"),
         (folder.compose_file, compose.render(plan)),
     )
-    for path, content in documents:
-        if not path.exists() or path.read_bytes() != content:
-            write_file(path, content)
+    for path, content_bytes in documents:
+        if not path.exists() or path.read_bytes() != content_bytes:
+            write_file(path, content_bytes)
+
+
+def _rebased(inputs: RebasedInputs, folder: RunFolder) -> dict[str, Hashed]:
+    """The rewritten files as they lie in the run folder, each seen to be what it must be."""
+    faults = []
+    found: dict[str, Hashed] = {}
+    fix = (
+        "the profile or the file was changed after the run was prepared: prepare it again, under another path"
+    )
+    for file in inputs.files:
+        path = folder.rebased / file.path
+        try:
+            found[file.path] = hash_file(path)
+        except OSError as error:
+            faults.append(Fault("cannot be read", str(path), f"sha256 {file.sha256_after}", str(error), fix))
+            continue
+        if found[file.path].sha256 != file.sha256_after:
+            digest = found[file.path].sha256
+            faults.append(
+                Fault(
+                    "rebased file differs", str(path), f"sha256 {file.sha256_after}", f"sha256 {digest}", fix
+                )
+            )
+    refuse_if(faults)
+    return found
+
+
+def _lay(
+    inputs: RebasedInputs, folder: RunFolder, on_bytes: Callable[[int], None] | None
+) -> dict[str, Hashed]:
+    """Lay the checkpoint (without containers: the bundle) into the run folder, unless it is mounted."""
+    bundle = inputs.bundle
+    if inputs.mode == "mount":
+        return {}
+    prefix = f"{inputs.checkpoint}/" if inputs.server.engine == "docker" else ""
+    if inputs.server.engine == "docker" and bundle.checkpoint is None:
+        return {}
+    target = (
+        folder.output / bundle.checkpoint.name if prefix and bundle.checkpoint else folder.path / "bundle"
+    )
+    rewritten = {file.path for file in inputs.files}
+    names = {
+        name.removeprefix(prefix): digest
+        for name, digest in bundle.digests.items()
+        if name.startswith(prefix)
+    }
+    known = {
+        name.removeprefix(prefix): entry for name, entry in bundle.hashed.items() if name.startswith(prefix)
+    }
+    plain = {name: digest for name, digest in names.items() if prefix + name not in rewritten}
+    laid = lay(bundle.path / prefix, plain, target, inputs.mode, known=known, on_bytes=on_bytes)
+    changed = {
+        file.path.removeprefix(prefix): file.sha256_after
+        for file in inputs.files
+        if file.path.startswith(prefix)
+    }
+    return laid | lay(folder.rebased / prefix, changed, target, "copy", known={})
+
+
+def _write_rebased(inputs: RebasedInputs, folder: RunFolder) -> None:
+    """Write what was rewritten under `rebased`, each small document with its original beside it as `*.orig`."""
+    for file in inputs.files:
+        path = folder.rebased / file.path
+        if file.content is not None:
+            write_file(path, file.content)
+            write_file(path.with_name(path.name + ".orig"), (inputs.bundle.path / file.path).read_bytes())
+            continue
+        assert file.moved is not None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as out:
+            columns.move(
+                inputs.bundle.path / file.path,
+                file.moved.columns,
+                (file.moved.before, file.moved.after),
+                out.write,
+            )
+            out.flush()
+            os.fsync(out.fileno())
+        _prove_manifest(inputs, file, path)
+
+
+def _prove_manifest(inputs: RebasedInputs, file: RewrittenFile, path: Path) -> None:
+    """Take the fingerprint of the moved manifest, where that takes seconds; it is the old one by construction."""
+    data = inputs.bundle.spec.data
+    assert file.moved is not None
+    if data.rows > _FINGERPRINT_ROWS:
+        return
+    facts = manifest.read_facts(path, data.path_columns, file.moved.after)
+    if facts.fingerprint != data.fingerprint or facts.sha256 != f"sha256:{file.sha256_after}":
+        fix = "report this: a manifest that was moved must keep its fingerprint"
+        raise Refusal(Fault("fingerprint differs", str(path), data.fingerprint, facts.fingerprint, fix))
+
+
+def _make_parents(folder: Path) -> list[Path]:
+    """Make `folder` and what is missing above it; return what was made, the deepest first."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+    return missing
 
 
 def _write(inputs: RebasedInputs, folder: RunFolder, server_bytes: bytes) -> None:
@@ -83,10 +226,15 @@ def _write(inputs: RebasedInputs, folder: RunFolder, server_bytes: bytes) -> Non
     write_file(folder.spec_file, bundle.spec_bytes)
     write_file(folder.server_file, server_bytes)
     write_file(folder.rebase_record, to_json(inputs.record()))
-    if bundle.checkpoint is not None:
+    if bundle.checkpoint is not None and (inputs.mode == "mount" or inputs.server.engine == "docker"):
         (folder.output / bundle.checkpoint.name).mkdir()
     if bundle.spec.logs is not None:
         shutil.copytree(bundle.path / bundle.spec.logs, folder.output, dirs_exist_ok=True)
-    write_file(
-        folder.prepared_file, to_json({"ferry": 1, "bundle": {"path": str(bundle.path), "root": bundle.root}})
-    )
+    _write_rebased(inputs, folder)
+    prepared = {
+        "ferry": 1,
+        "bundle": {"path": str(bundle.path), "root": bundle.root},
+        "mode": inputs.mode,
+        "rebased": to_known(inputs.files),
+    }
+    write_file(folder.prepared_file, to_json(prepared))

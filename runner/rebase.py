@@ -1,19 +1,20 @@
 """This server's data in the place of the origin's, and the proof that nothing else changed.
 
-Promises: an asset is used only when it is what the run spec says (kind, and hash of a file); by mount, no byte of
-contract, manifest or checkpoint changes, so that they are identical on every server; what was done stands in
+Promises: an asset is used only when it is what the run spec says; by mount, no byte of contract, manifest or checkpoint
+changes, so that they are identical on every server; by rewriting, only declared fields change; what was done stands in
 REBASE_RECORD.json, as JSON Patch (RFC 6902) with hashes before and after.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
 
+from runner import assets, changes
+from runner.changes import Places, RewrittenFile
 from runner.errors import Fault, refuse_if
-from runner.inside.digests import hash_file
 from runner.server import ServerProfile
 from runner.spec import Asset
 from runner.verify import VerifiedBundle
@@ -33,78 +34,148 @@ RESERVED = (
     "/lib64",
     "/tmp",
 )
+CONTAINER_ROOT = PurePosixPath("/ferry")
+# How the bundle's checkpoint comes into the run folder: not at all (mount), or as files of its own.
+Mode = Literal["mount", "hardlink", "reflink", "copy"]
 
 
 @dataclasses.dataclass(frozen=True)
 class RebasedAsset:
-    """An asset that was found on this server: `host` stands in for `origin`."""
+    """An asset that was found on this server: `host` stands in for `origin`, and the run finds it at `inside`."""
 
     name: str
     kind: str
     origin: str
     host: Path
+    inside: str
     sha256: str | None
 
 
 @dataclasses.dataclass(frozen=True)
 class RebasedInputs:
-    """A verified bundle and the assets of this server that it will run with. Only `rebase` makes one."""
+    """A verified bundle and what of it differs on this server. Only `rebase` makes one.
+
+    `warnings` name what the run may stumble over later, and what to do about it.
+    """
 
     bundle: VerifiedBundle
     server: ServerProfile
     assets: tuple[RebasedAsset, ...]
+    files: tuple[RewrittenFile, ...] = ()
+    mode: Mode = "mount"
+    warnings: tuple[Fault, ...] = ()
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Path -> SHA-256 in hex of every file of the bundle as the run sees it."""
+        return dict(self.bundle.digests) | {file.path: file.sha256_after for file in self.files}
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The path in the bundle of the checkpoint's folder, if there is one."""
+        checkpoint = self.bundle.spec.checkpoint
+        return None if checkpoint == "fresh" else checkpoint.path
+
+    @property
+    def inventory(self) -> str | None:
+        """The SHA-256 in hex of the checkpoint's inventory, as the run sees it."""
+        from runner.inside.census import INVENTORY
+
+        return self.digests[f"{self.checkpoint}/{INVENTORY}"] if self.checkpoint else None
+
+    @property
+    def contract(self) -> str | None:
+        """The SHA-256 in hex of the resume contract, as the run sees it."""
+        from runner.inside.census import CONTRACT
+
+        return self.digests[f"{self.checkpoint}/{CONTRACT}"] if self.checkpoint else None
 
     def record(self) -> dict[str, Any]:
         """Return what REBASE_RECORD.json holds."""
-        spec = self.bundle.spec
+        data = self.bundle.spec.data
         checkpoint = self.bundle.checkpoint
-        unchanged = {
-            "manifest": {"before": spec.data.sha256, "after": spec.data.sha256},
-            "fingerprint": {"before": spec.data.fingerprint, "after": spec.data.fingerprint},
+        after = self.digests
+        compared = {
+            "manifest": (data.sha256, f"sha256:{after[data.manifest]}"),
+            # The root is all that changes in a row, and the fingerprint is taken relative to it.
+            "fingerprint": (data.fingerprint, data.fingerprint),
         }
         if checkpoint is not None:
-            contract = f"sha256:{checkpoint.contract}"
-            inventory = f"sha256:{checkpoint.inventory}"
-            unchanged["contract"] = {"before": contract, "after": contract}
-            unchanged["checkpoint"] = {"before": inventory, "after": inventory}
+            compared["contract"] = (f"sha256:{checkpoint.contract}", f"sha256:{self.contract}")
+            compared["checkpoint"] = (f"sha256:{checkpoint.inventory}", f"sha256:{self.inventory}")
+        pairs = {name: {"before": old, "after": new} for name, (old, new) in compared.items()}
         return {
             "ferry": 1,
             "bundle": self.bundle.root,
             "server": self.server.name,
-            "mode": "mount",
-            "patch": [],
-            "unchanged": unchanged,
-            "mounts": [
-                {"asset": asset.name, "origin": asset.origin, "host": str(asset.host), "sha256": asset.sha256}
+            "mode": self.mode,
+            "files": [_file_record(file) for file in self.files],
+            "unchanged": {name: pair for name, pair in pairs.items() if pair["before"] == pair["after"]},
+            "changed": {name: pair for name, pair in pairs.items() if pair["before"] != pair["after"]},
+            "assets": [
+                {
+                    "asset": asset.name,
+                    "origin": asset.origin,
+                    "host": str(asset.host),
+                    "inside": asset.inside,
+                    "sha256": asset.sha256,
+                }
                 for asset in self.assets
             ],
+            "warnings": [dataclasses.asdict(warning) for warning in self.warnings],
         }
 
 
 def rebase(
-    bundle: VerifiedBundle, server: ServerProfile, on_bytes: Callable[[int], None] | None = None
+    bundle: VerifiedBundle,
+    server: ServerProfile,
+    on_bytes: Callable[[int], None] | None = None,
+    *,
+    mode: Mode = "mount",
+    output: str | None = None,
+    known: Mapping[str, RewrittenFile] | None = None,
 ) -> RebasedInputs:
-    """Find every asset of `bundle` on `server`. Reads the files among them once, to know them by their hash.
+    """Find every asset of `bundle` on `server`, and work out what the declared fields become there.
 
-    Raises `Refusal` with every asset that the profile does not name, or that is absent, of another kind or hash.
+    Reads the assets that have a hash once. `output` is the run's output folder as it sees it itself (needed without
+    containers); `known` is the manifest as it was rewritten before. Raises `Refusal` with every asset that the profile
+    does not name, or that is absent, of another kind or hash; then with every field that cannot be rewritten.
     """
     faults: list[Fault] = []
     found: list[RebasedAsset] = []
+    mounted = set(bundle.spec.rebase.mount)
+    docker = server.engine == "docker"
     for name, asset in sorted(bundle.spec.assets.items()):
         host = server.assets.get(name)
         if host is None:
             fix = f"add to the server profile, under assets: '{name}: PATH', this server's copy of {asset.origin}"
-            faults.append(
-                Fault(
-                    "asset not in the profile", f"server {server.name}: assets", f"'{name}'", "nothing", fix
-                )
-            )
+            where = f"server {server.name}: assets"
+            faults.append(Fault("asset not in the profile", where, f"'{name}'", "nothing", fix))
             continue
-        faults += _origin_faults(name, asset)
-        faults += _asset_faults(name, asset, Path(host), on_bytes)
-        found.append(RebasedAsset(name, asset.kind, asset.origin, Path(host), asset.sha256))
+        faults += _origin_faults(name, asset) if name in mounted else []
+        faults += assets.asset_faults(name, asset, Path(host), on_bytes)
+        at_home = f"{CONTAINER_ROOT}/assets/{name}" if docker else host
+        inside = asset.origin if name in mounted else at_home
+        found.append(RebasedAsset(name, asset.kind, asset.origin, Path(host), inside, asset.sha256))
     refuse_if(faults)
-    return RebasedInputs(bundle, server, tuple(found))
+    places = Places({asset.name: asset.inside for asset in found}, output or f"{CONTAINER_ROOT}/run")
+    files = changes.rewritten(bundle, server, places, known or {}, on_bytes)
+    if files and not docker and mode == "mount":
+        fix = "prepare with --mode hardlink, reflink or copy; or use the docker engine, which mounts them"
+        names = ", ".join(file.path for file in files)
+        refuse_if(
+            [
+                Fault(
+                    "nothing to mount with",
+                    f"server {server.name}: engine",
+                    "docker",
+                    f"venv, while {names} change",
+                    fix,
+                )
+            ]
+        )
+    warnings = changes.origin_paths_left(bundle, files, places)
+    return RebasedInputs(bundle, server, tuple(found), files, mode, warnings)
 
 
 def _origin_faults(name: str, asset: Asset) -> list[Fault]:
@@ -113,39 +184,64 @@ def _origin_faults(name: str, asset: Asset) -> list[Fault]:
     ):
         fix = "no run should know its data by such a path; rewrite the field instead of mounting"
         where = f"run.yaml: assets.{name}.origin"
-        return [
-            Fault(
-                "origin cannot be mounted over",
-                where,
-                "a path outside of " + ", ".join(RESERVED),
-                asset.origin,
-                fix,
-            )
-        ]
+        expected = "a path outside of " + ", ".join(RESERVED)
+        return [Fault("origin cannot be mounted over", where, expected, asset.origin, fix)]
     return []
 
 
-def _asset_faults(name: str, asset: Asset, host: Path, on_bytes: Callable[[int], None] | None) -> list[Fault]:
-    where = f"asset '{name}' at {host}"
-    right_kind = host.is_file() if asset.kind == "file" else host.is_dir()
-    if not right_kind:
-        found = "nothing" if not host.exists() else "another kind of entry"
-        return [
-            Fault(
-                "asset missing",
-                where,
-                f"a {asset.kind}",
-                found,
-                "bring it to this server, or mend the profile's path",
-            )
-        ]
-    if asset.sha256 is None:
-        return []
-    try:
-        sha256 = "sha256:" + hash_file(host.resolve(), on_bytes).sha256
-    except OSError as error:
-        return [Fault("asset cannot be read", where, asset.sha256, str(error), "mend its permissions")]
-    if sha256 != asset.sha256:
-        fix = "bring the very file that the run was trained with; another version is another run"
-        return [Fault("asset is another one", where, asset.sha256, sha256, fix)]
-    return []
+def _file_record(file: RewrittenFile) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "path": file.path,
+        "sha256": {"before": f"sha256:{file.sha256_before}", "after": f"sha256:{file.sha256_after}"},
+        "bytes": file.size_bytes,
+    }
+    if file.moved is not None:
+        record["columns"] = {
+            "names": list(file.moved.columns),
+            "rows": file.moved.rows,
+            "root": {"before": file.moved.before, "after": file.moved.after},
+            "written": {
+                "after": file.moved.text_after,
+                "before": [dataclasses.asdict(run) for run in file.moved.runs],
+            },
+        }
+        return record
+    # `test` first: the patch fits no document but the one that it was made of. Members that RFC 6902 does not know are
+    # passed over by whoever applies it; `written` brings back the very bytes.
+    record["patch"] = [
+        operation
+        for edit in file.edits
+        for operation in (
+            {"op": "test", "path": edit.pointer, "value": edit.before},
+            {
+                "op": "replace",
+                "path": edit.pointer,
+                "value": edit.after,
+                "why": file.why[edit.pointer],
+                "written": {"before": edit.text_before, "after": edit.text_after},
+            },
+        )
+    ]
+    return record
+
+
+def known_files(rebased: Mapping[str, Any]) -> dict[str, RewrittenFile]:
+    """Return the manifest in what `prepare` recorded of the rewritten files, for `rebase` to take as it is."""
+    return {
+        path: RewrittenFile(path, str(entry["before"]), str(entry["after"]), int(entry["bytes"]))
+        for path, entry in rebased.items()
+        if entry["manifest"]
+    }
+
+
+def to_known(files: tuple[RewrittenFile, ...]) -> dict[str, dict[str, Any]]:
+    """Return what `known_files` reads, of `files`."""
+    return {
+        file.path: {
+            "before": file.sha256_before,
+            "after": file.sha256_after,
+            "bytes": file.size_bytes,
+            "manifest": file.content is None,
+        }
+        for file in files
+    }

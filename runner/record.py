@@ -73,6 +73,14 @@ def read_json(path: Path, what: str, fix: str) -> dict[str, Any]:
 
 
 def cache_folder() -> Path:
-    """Return the folder for what may be lost: `$XDG_CACHE_HOME/ferry`, by default `~/.cache/ferry`."""
+    """Return the folder for what may be lost: `$XDG_CACHE_HOME/ferry`, by default `~/.cache/ferry`.
+
+    Raises OSError if there is none: a shared folder such as /tmp would let others plant what is remembered.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "ferry"
+    home = os.environ.get("HOME", "")
+    if base.startswith("/"):
+        return Path(base) / "ferry"
+    if home.startswith("/"):
+        return Path(home) / ".cache" / "ferry"
+    raise FileNotFoundError("neither HOME nor XDG_CACHE_HOME names a folder for what may be lost")

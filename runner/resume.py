@@ -19,7 +19,7 @@ from runner.errors import ExitCode, Fault, Refusal, Verdict
 from runner.image import ReadyImage
 from runner.plan import HostFacts, LaunchPlan, plan_launch
 from runner.prepare import write_control
-from runner.rebase import rebase
+from runner.rebase import RebasedInputs, known_files, rebase
 from runner.record import write_file
 from runner.run import RunFolder, settle
 from runner.sums import LIST_NAME
@@ -60,7 +60,7 @@ def replan(folder: RunFolder, image: ReadyImage) -> LaunchPlan:
     return plan
 
 
-def _checked(folder: RunFolder, image: ReadyImage) -> tuple[verify.VerifiedBundle, LaunchPlan]:
+def _checked(folder: RunFolder, image: ReadyImage) -> tuple[RebasedInputs, LaunchPlan]:
     prepared = folder.prepared()
     opened = verify.open_bundle(folder.bundle_path())
     if opened.root != prepared["bundle"]["root"]:
@@ -68,13 +68,21 @@ def _checked(folder: RunFolder, image: ReadyImage) -> tuple[verify.VerifiedBundl
         where, expected = str(opened.path / LIST_NAME), str(prepared["bundle"]["root"])
         raise Refusal(Fault("bundle was exchanged", where, f"root {expected}", f"root {opened.root}", fix))
     bundle = verify.verify(opened, use_memory=True)
-    return bundle, plan_launch(rebase(bundle, folder.server()), image, folder.path, host_facts())
+    server = folder.server()
+    inputs = rebase(
+        bundle,
+        server,
+        mode=prepared["mode"],
+        output=None if server.engine == "docker" else str(folder.output),
+        known=known_files(prepared["rebased"]),
+    )
+    return inputs, plan_launch(inputs, image, folder.path, host_facts())
 
 
 def start(folder: RunFolder, image: ReadyImage, engine: Engine) -> LaunchPlan:
     """Check the run again, refresh what both doors read, and start its container. Raises `Refusal` as `replan` does."""
     folder.refuse_if_sealed()
-    bundle, plan = _checked(folder, image)
+    inputs, plan = _checked(folder, image)
     holder = folder.lease_holder()
     if holder is not None:
         fix = "follow it with `ferry status`, or end it with `ferry stop`"
@@ -84,7 +92,7 @@ def start(folder: RunFolder, image: ReadyImage, engine: Engine) -> LaunchPlan:
         )
     settle(folder, engine.inspect(plan.name), int(time.time()))
     engine.prepare(plan)
-    write_control(bundle.digests, bundle.hashed, plan, folder)
+    write_control(inputs, plan, folder)
     engine.start(plan)
     return plan
 
@@ -94,16 +102,17 @@ def follow(folder: RunFolder, name: str, engine: Engine, on_line: Callable[[str]
 
     Raises `Refusal` if the start program refused: nothing was trained then.
     """
-    return close(folder, name, engine, engine.follow(name, on_line))
+    engine.follow(name, on_line)
+    return close(folder, name, engine)
 
 
-def close(folder: RunFolder, name: str, engine: Engine, state: State) -> Ended:
-    """Close the segment of the container `name`, which ended in `state`, and remove it; return how it ended.
+def close(folder: RunFolder, name: str, engine: Engine) -> Ended:
+    """Close the segment of the container `name`, which has ended, and remove it; return how it ended.
 
     Whoever comes second (`ferry stop` beside `ferry resume`) finds the segment closed, and returns the same verdict.
     """
     records = folder.segment_records()
-    close_if_open(folder, state)
+    state = close_if_open(folder, engine, name)
     link = next((link for link in folder.links() if records and link.segment == records[-1].segment), None)
     refused = state.exit_code in (int(ExitCode.REFUSED), int(ExitCode.LEASE_HELD))
     if link is None or refused:
@@ -114,12 +123,18 @@ def close(folder: RunFolder, name: str, engine: Engine, state: State) -> Ended:
     return Ended(verdict, verdict.exit_code, link.last_update)
 
 
-def close_if_open(folder: RunFolder, state: State) -> None:
-    """Close what is open; the lease may outlive the container's first process by a moment."""
+def close_if_open(folder: RunFolder, engine: Engine, name: str) -> State:
+    """Close what is open and return the container's last state.
+
+    The lease may outlive the container's first process by a moment; the state is asked for after that, since another
+    segment may have run in between.
+    """
     deadline = time.monotonic() + _LEASE_LINGERS_S
     while folder.lease_holder() is not None and time.monotonic() < deadline:
         time.sleep(_POLL_S)
+    state = engine.inspect(name)
     settle(folder, state, int(time.time()))
+    return state
 
 
 def _not_started(name: str, state: State) -> Refusal:
@@ -134,9 +149,33 @@ def _not_started(name: str, state: State) -> Refusal:
     return Refusal(fault, exit_code=known.get(state.exit_code or -1, ExitCode.FAILED))
 
 
+def refuse_unless_running(folder: RunFolder, state: State) -> None:
+    """Raise `Refusal` if the run's container does not run: a request would be forgotten at its next start."""
+    if state.phase is not Phase.RUNNING:
+        fault = Fault(
+            "the run does not run",
+            str(folder.path),
+            "a running container",
+            state.phase.value,
+            "see `ferry status`",
+        )
+        raise Refusal(fault, exit_code=ExitCode.FAILED)
+
+
+def refuse_links(root: Path, path: Path) -> None:
+    """Raise `Refusal` if a folder between `root` and `path` is a link: the container may write there, we must not follow."""
+    for parent in path.parents:
+        if parent == root:
+            return
+        if parent.is_symlink():
+            fix = "remove the link: nothing is written outside of the run folder"
+            raise Refusal(Fault("unsafe", str(parent), "a folder", f"a link to {parent.readlink()}", fix))
+
+
 def request_stop(folder: RunFolder, at_update: int | None = None) -> Path:
     """Ask the running segment to save a complete checkpoint and end: at its next update, or not before `at_update`."""
     request = folder.output / folder.spec().outputs.request
+    refuse_links(folder.output, request)
     records = folder.segment_records()
     segment = records[-1].segment if records else folder.spec().name
     lines = [segment] + ([f"at_update: {at_update}"] if at_update is not None else [])
@@ -156,11 +195,7 @@ def stop(
 
     Returns the state the container ended in. A run that does not run is a `Refusal`.
     """
-    if engine.inspect(name).phase is not Phase.RUNNING:
-        fault = Fault(
-            "the run does not run", str(folder.path), "a running container", "none", "see `ferry status`"
-        )
-        raise Refusal(fault, exit_code=ExitCode.FAILED)
+    refuse_unless_running(folder, engine.inspect(name))
     request_stop(folder)
     began = time.monotonic()
     for signal in (None, "SIGTERM", "SIGKILL"):

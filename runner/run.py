@@ -6,22 +6,26 @@ program and closed here with a verdict that never calls the unknown a success.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from runner import documents, lineage
 from runner.engine import Phase, State
-from runner.errors import Fault, Refusal, Verdict
+from runner.errors import ExitCode, Fault, Refusal, Verdict
 from runner.inside import census
 from runner.record import read_json, write_file
 from runner.server import ServerProfile
 from runner.spec import RunSpec
 
+# Somebody who looks at the lease holds it, shared, for less than this.
+_LOOKERS_S = 1.0
 _PREPARE = "prepare the run: `ferry prepare BUNDLE --server SERVER.yaml --run RUN`"
 
 
@@ -46,11 +50,13 @@ class RunFolder:
     """The paths of a run folder and the documents in it; reads lazily, and writes only where a method says so."""
 
     def __init__(self, path: Path) -> None:
-        self.path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links: mounts name this very path
+        # One spelling for one folder: the container's name follows from it.
+        self.path = Path(os.path.realpath(path))
         self.spec_file = self.path / "run.yaml"
         self.server_file = self.path / "server.yaml"
         self.prepared_file = self.path / "prepared.json"
         self.rebase_record = self.path / "REBASE_RECORD.json"
+        self.rebased = self.path / "rebased"
         self.lineage_file = self.path / "lineage.jsonl"
         self.compose_file = self.path / "compose.yaml"
         self.code = self.path / "code"
@@ -68,7 +74,14 @@ class RunFolder:
 
     def bundle_path(self) -> Path:
         """Return where the bundle lies that this run was prepared from."""
-        return Path(str(self.prepared()["bundle"]["path"]))
+        match self.prepared():
+            case {"bundle": {"path": str(path), "root": str()}}:
+                return Path(path)
+        raise Refusal(
+            Fault(
+                "prepared run damaged", str(self.prepared_file), "bundle: path and root", "others", _PREPARE
+            )
+        )
 
     def spec(self) -> RunSpec:
         """Return the run spec, as it was in the bundle."""
@@ -96,12 +109,50 @@ class RunFolder:
 
     def lease_holder(self) -> str | None:
         """Return who trains this run now, or None. The kernel keeps the lock, so a crash leaves no stale lease."""
-        with self.lease.open("rb") as file:
+        with self._lease_file() as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Shared: looking must not keep anybody from training.
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return file.read(500).decode("utf-8", "replace").strip() or "an unknown process"
         return None
+
+    @contextlib.contextmanager
+    def hold_lease(self, purpose: str) -> Iterator[None]:
+        """Keep the run from being trained, or packed by another, while the block runs; `purpose` is for people.
+
+        Raises `Refusal` (lease held) if it is being trained now.
+        """
+        with self._lease_file() as file:
+            deadline = time.monotonic() + _LOOKERS_S
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() > deadline:
+                        file.seek(0)
+                        holder = file.read(500).decode("utf-8", "replace").strip() or "an unknown process"
+                        fix = "stop it first: `ferry stop`"
+                        fault = Fault(
+                            "the run is running", str(self.lease), "a run that nobody trains", holder, fix
+                        )
+                        raise Refusal(fault, exit_code=ExitCode.LEASE_HELD) from error
+                    time.sleep(0.05)
+            before = file.read()
+            _overwrite(file, f"{purpose}, process {os.getpid()}\n".encode())
+            try:
+                yield
+            finally:
+                _overwrite(file, before)
+
+    def _lease_file(self) -> BinaryIO:
+        try:
+            return self.lease.open("r+b")
+        except OSError as error:
+            raise Refusal(
+                Fault("no lease", str(self.lease), "a file to lock", str(error), _PREPARE)
+            ) from error
 
     def links(self) -> tuple[lineage.Link, ...]:
         """Return the lineage: the bundle's links and those of the segments closed here."""
@@ -136,7 +187,7 @@ class RunFolder:
         """Return the trainer's own word on how it ended, or None; a damaged one is None too: unknown is not success."""
         try:
             value = json.loads((self.output / self.spec().outputs.outcome).read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return value if isinstance(value, dict) else None
 
@@ -146,6 +197,13 @@ class RunFolder:
         for row in read_exposure(self.output / self.spec().outputs.exposure / "rank_0.jsonl"):
             last = max(last, int(row["update"]))
         return last
+
+
+def _overwrite(file: BinaryIO, content: bytes) -> None:
+    file.seek(0)
+    file.truncate()
+    file.write(content)
+    file.flush()
 
 
 def read_exposure(path: Path) -> list[dict[str, Any]]:
@@ -159,7 +217,7 @@ def read_exposure(path: Path) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
             rows.append({**row, "update": int(row["update"])})
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             fix = "resume the run: the trainer trims its logs to the checkpoint"
             raise Refusal(
                 Fault("exposure log damaged", f"{path}:{number}", "a JSON object", str(error), fix)
@@ -189,11 +247,14 @@ def _judge_outcome(folder: RunFolder, outcome: Mapping[str, Any]) -> Verdict:
     newest, _ = folder.checkpoints()
     if newest is None or outcome.get("checkpoint") != newest.name:
         return Verdict.FAILED
+    own = newest.path.parent == folder.output
+    if own and census.hash_faults(newest):
+        return Verdict.FAILED  # A word alone is not a success: every byte is that of the inventory.
     final = folder.output / folder.spec().outputs.final
     match outcome.get("outcome"):
         case "finished" if newest.update == newest.updates and final.is_dir():
             return Verdict.FINISHED
-        case "stopped":
+        case "stopped" if own:
             return Verdict.STOPPED
         case _:
             return Verdict.FAILED

@@ -22,6 +22,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from runner.compare import Comparison
 from runner.compose import tmpfs
@@ -42,6 +43,15 @@ def bytes_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     columns = (
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
     )  # fmt: skip
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+@contextlib.contextmanager
+def rows_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show progress over `total` rows; yields what to call with every count of rows done."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=err, transient=True) as progress:
         task = progress.add_task(label, total=total)
         yield lambda count: progress.advance(task, count)
@@ -84,27 +94,28 @@ def plan_table(plan: LaunchPlan) -> Table:
     table = Table(title=f"launch plan of {plan.name}", show_header=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
-    table.add_row("image", f"{plan.launch.image} (lock {plan.launch.lock})")
-    table.add_row("code", f"tree {plan.launch.code_tree}")
-    table.add_row("checkpoint", f"{plan.launch.checkpoint} ({plan.launch.inventory})")
-    table.add_row("ranks", str(plan.launch.world))
-    table.add_row("torchrun", shlex.join([*plan.launch.torchrun, *plan.launch.args]))
-    table.add_row("on resume", shlex.join(plan.launch.resume_args))
+
+    def row(name: str, value: str) -> None:
+        # As text: a path may look like markup.
+        table.add_row(name, Text(printable(value)))
+
+    row("image", f"{plan.launch.image} (lock {plan.launch.lock})")
+    row("code", f"tree {plan.launch.code_tree}")
+    row("checkpoint", f"{plan.launch.checkpoint} ({plan.launch.inventory})")
+    row("ranks", str(plan.launch.world))
+    row("torchrun", shlex.join([*plan.launch.torchrun, *plan.launch.args]))
+    row("on resume", shlex.join(plan.launch.resume_args))
     for mount in plan.mounts:
-        table.add_row(
-            "mount, read-only" if mount.read_only else "mount, writable", f"{mount.source} -> {mount.target}"
-        )
+        row("mount, read-only" if mount.read_only else "mount, writable", f"{mount.source} -> {mount.target}")
     for link, target in plan.links.items():
-        table.add_row("link", f"{link} -> {target}")
+        row("link", f"{link} -> {target}")
     for name, value in sorted(plan.environment.items()):
-        table.add_row("environment", f"{name}={value}")
-    table.add_row("user", plan.user)
-    table.add_row("GPUs", ", ".join(plan.gpus) or "none")
-    table.add_row(
-        "memory, shm, /tmp", ", ".join(_size(n) for n in (plan.memory_bytes, plan.shm_bytes, plan.tmp_bytes))
-    )
-    table.add_row("authority", "no network, read-only root, no capabilities, no new privileges")
-    table.add_row("stop grace", f"{plan.stop_grace_s} s")
+        row("environment", f"{name}={value}")
+    row("user", plan.user)
+    row("GPUs", ", ".join(plan.gpus) or "none")
+    row("memory, shm, /tmp", ", ".join(_size(n) for n in (plan.memory_bytes, plan.shm_bytes, plan.tmp_bytes)))
+    row("authority", "no network, read-only root, no capabilities, no new privileges")
+    row("stop grace", f"{plan.stop_grace_s} s")
     return table
 
 

@@ -10,6 +10,8 @@ from pydantic import Field
 from runner.documents import AbsolutePath, Document, Name
 
 Engine = Literal["docker", "venv"]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Value = bool | int | Number | str
 
 
 class Gpus(Document):
@@ -19,7 +21,10 @@ class Gpus(Document):
 
 
 class ServerProfile(Document):
-    """`server.yaml`. Without `gpus` a run sees none; `memory_guard` is the share of this host's RAM a run may take."""
+    """`server.yaml`. Without `gpus` a run sees none; `memory_guard` is the share of this host's RAM a run may take.
+
+    `values` holds this server's values for fields that a run spec declares as runtime-only (`rebase.rewrite`).
+    """
 
     ferry: Literal[1]
     name: Name
@@ -30,6 +35,7 @@ class ServerProfile(Document):
     shm_bytes: Annotated[int, Field(gt=0)] = 8 << 30
     stop_grace_s: Annotated[int, Field(gt=0)] = 600
     assets: dict[Name, AbsolutePath]
+    values: dict[Name, Value] = Field(default_factory=dict)
 
     @pydantic.model_validator(mode="after")
     def _venv_has_a_place(self) -> ServerProfile:

@@ -7,7 +7,11 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import Field
 
-from runner.documents import AbsolutePath, Document, GitObject, InsidePath, Name, Sha256
+from runner import rewrite
+from runner.documents import AbsolutePath, Document, GitObject, InsidePath, Name, Sha256, inside_path
+
+CHECKPOINT_MARK = "{checkpoint}/"
+COLUMN_MARK = "[]/"
 
 EnvName = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Module = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
@@ -69,23 +73,91 @@ class Data(Document):
 
 
 class Asset(Document):
-    """What a server must bring: a folder, or a file of known hash. The run knows it by the path `origin`."""
+    """What a server must bring; the run knows it by the path `origin`.
+
+    A `file` is known by its SHA-256. A `folder` is not known: its files are named by the manifest. A `tree` is a source
+    tree, known by git's id of it (`tree`) or by `sha256`, the SHA-256 of its sorted list as `sha256sum` prints it. A `hub`
+    is a model in a Hugging Face cache: `origin` is its `models--...` folder, `sha256` that of the sorted list of
+    `snapshots/<revision>`.
+    """
 
     origin: AbsolutePath
-    kind: Literal["file", "folder"]
+    kind: Literal["file", "folder", "tree", "hub"]
     sha256: Sha256 | None = None
+    tree: GitObject | None = None
+    revision: Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z0-9._-]+$")] | None = None
 
     @pydantic.model_validator(mode="after")
-    def _files_are_known_by_hash(self) -> Asset:
-        if (self.kind == "file") != (self.sha256 is not None):
-            raise ValueError("an asset of kind 'file' needs its sha256; one of kind 'folder' has none")
+    def _known_by_its_kind(self) -> Asset:
+        match self.kind:
+            case "file" | "folder" if (self.kind == "file") != (self.sha256 is not None):
+                raise ValueError("an asset of kind 'file' needs its sha256; one of kind 'folder' has none")
+            case "tree" if (self.sha256 is None) == (self.tree is None):
+                raise ValueError("an asset of kind 'tree' needs either 'tree' (git's id) or 'sha256'")
+            case "hub" if self.sha256 is None or self.revision is None or set(self.revision) == {"."}:
+                raise ValueError("an asset of kind 'hub' needs 'revision' and 'sha256'")
+        if self.kind != "tree" and self.tree is not None:
+            raise ValueError(f"'tree' is for kind 'tree', not for '{self.kind}'")
+        if self.kind != "hub" and self.revision is not None:
+            raise ValueError(f"'revision' is for kind 'hub', not for '{self.kind}'")
+        return self
+
+
+def _place(text: str) -> str:
+    file, mark, pointer = text.partition("#")
+    inside_path(file.removeprefix(CHECKPOINT_MARK))
+    if not mark:
+        raise ValueError("a field is FILE#POINTER (RFC 6901), a manifest's column FILE#[]/COLUMN")
+    if pointer.startswith(COLUMN_MARK):
+        if not pointer.removeprefix(COLUMN_MARK):
+            raise ValueError("a manifest's column is FILE#[]/COLUMN")
+    elif rewrite.kind_of(file) is None:
+        raise ValueError("fields are rewritten in .json, .yaml and .yml files")
+    else:
+        rewrite.parse_pointer(pointer)
+    return text
+
+
+Place = Annotated[str, pydantic.AfterValidator(_place)]
+
+
+class Rewrite(Document):
+    """Fields that may ever change, at the places `at`, by one of four rules. `{checkpoint}` is the checkpoint's folder.
+
+    `name`: the server profile's value of that name; it must be `runtime_only`, of no effect on what is trained.
+    `asset`: a path to that asset, or below it. `output`: a path below the output folder that the origin had.
+    `digest_of`: the SHA-256 of another file of the bundle that is rewritten.
+    """
+
+    at: Annotated[tuple[Place, ...], Field(min_length=1)]
+    name: Name | None = None
+    asset: Name | None = None
+    output: AbsolutePath | None = None
+    digest_of: InsidePath | None = None
+    runtime_only: bool = False
+
+    @pydantic.model_validator(mode="after")
+    def _one_rule(self) -> Rewrite:
+        if sum(rule is not None for rule in (self.name, self.asset, self.output, self.digest_of)) != 1:
+            raise ValueError(
+                "exactly one of 'name', 'asset', 'output' and 'digest_of' says what the fields become"
+            )
+        if self.runtime_only != (self.name is not None):
+            raise ValueError(
+                "'runtime_only: true' stands with 'name' and nowhere else: "
+                "a value that changes what is trained is a continuation, not a rebase"
+            )
         return self
 
 
 class Rebase(Document):
-    """How a server's data takes the place of the origin's: the assets in `mount` are mounted at their origin."""
+    """How a server's data takes the place of the origin's. What is not declared here never changes.
+
+    The assets in `mount` are mounted at their origin; `rewrite` names fields that are rewritten.
+    """
 
     mount: tuple[Name, ...] = ()
+    rewrite: tuple[Rewrite, ...] = ()
 
 
 class Outputs(Document):
@@ -119,10 +191,7 @@ class RunSpec(Document):
     def _names_fit_together(self) -> RunSpec:
         if self.data.root not in self.assets:
             raise ValueError(f"data.root names the asset '{self.data.root}', which is not among assets")
-        if unknown := sorted(set(self.rebase.mount) - self.assets.keys()):
-            raise ValueError(f"rebase.mount names {', '.join(unknown)}, not among assets")
-        if missing := sorted(self.assets.keys() - set(self.rebase.mount)):
-            raise ValueError(f"rebase.mount must name every asset; it lacks {', '.join(missing)}")
+        _check_rebase(self)
         if self.checkpoint != "fresh" and self.checkpoint.update > self.updates:
             raise ValueError(f"checkpoint.update {self.checkpoint.update} is beyond updates {self.updates}")
         return self
@@ -131,3 +200,62 @@ class RunSpec(Document):
     def from_update(self) -> int:
         """The update that the bundle's state is at; 0 for a fresh run."""
         return 0 if self.checkpoint == "fresh" else self.checkpoint.update
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The manifest's columns that are rewritten."""
+        marked = (place.partition("#")[2] for rule in self.rebase.rewrite for place in rule.at)
+        return tuple(
+            pointer.removeprefix(COLUMN_MARK) for pointer in marked if pointer.startswith(COLUMN_MARK)
+        )
+
+    def file_of(self, place: str) -> str:
+        """Return the path in the bundle of the file that `place` names."""
+        file = place.partition("#")[0]
+        if file.startswith(CHECKPOINT_MARK) and self.checkpoint != "fresh":
+            return f"{self.checkpoint.path}/{file.removeprefix(CHECKPOINT_MARK)}"
+        return file
+
+
+def _check_rebase(spec: RunSpec) -> None:
+    rebase = spec.rebase
+    moved = {rule.asset for rule in rebase.rewrite if rule.asset is not None}
+    if unknown := sorted((set(rebase.mount) | moved) - spec.assets.keys()):
+        raise ValueError(f"rebase names {', '.join(unknown)}, not among assets")
+    if twice := sorted(set(rebase.mount) & moved):
+        raise ValueError(f"rebase both mounts and rewrites {', '.join(twice)}: one of the two")
+    if missing := sorted(spec.assets.keys() - set(rebase.mount) - moved):
+        raise ValueError(f"rebase must mount or rewrite every asset; it lacks {', '.join(missing)}")
+    places = [place for rule in rebase.rewrite for place in rule.at]
+    if again := sorted({place for place in places if places.count(place) > 1}):
+        raise ValueError(f"rebase.rewrite names {', '.join(again)} more than once")
+    names = [rule.name for rule in rebase.rewrite if rule.name is not None]
+    if again := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(
+            f"rebase.rewrite has more than one entry for {', '.join(again)}: give all places in one"
+        )
+    for rule in rebase.rewrite:
+        for place in rule.at:
+            _check_place(spec, rule, place)
+    if spec.data.root in moved and set(spec.columns) != set(spec.data.path_columns):
+        wanted = ", ".join(f"{spec.data.manifest}#[]/{column}" for column in spec.data.path_columns)
+        raise ValueError(
+            f"the manifest's paths lie below '{spec.data.root}', which is rewritten: name {wanted}"
+        )
+
+
+def _check_place(spec: RunSpec, rule: Rewrite, place: str) -> None:
+    file, _, pointer = place.partition("#")
+    if pointer.startswith(COLUMN_MARK) and (file != spec.data.manifest or rule.asset != spec.data.root):
+        raise ValueError(f"{place}: columns are rewritten in data.manifest only, and for the asset data.root")
+    if spec.checkpoint == "fresh":
+        if file.startswith(CHECKPOINT_MARK):
+            return
+    elif file.startswith("checkpoint-") and not file.startswith(spec.checkpoint.path + "/"):
+        raise ValueError(
+            f"{place}: the checkpoint of this bundle is {spec.checkpoint.path}; write {CHECKPOINT_MARK}"
+        )
+    if spec.file_of(place) in (spec.code.archive, "run.yaml", "lineage.jsonl", "SHA256SUMS") or file.endswith(
+        "/RECOVERY_COMPLETE.json"
+    ):
+        raise ValueError(f"{place}: code, spec, list, lineage and inventory are not a server's to change")

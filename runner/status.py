@@ -170,8 +170,8 @@ def _events(path: Path) -> list[dict[str, Any]]:
     for line in lines:
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(event, dict):
+        if isinstance(event, dict) and (event.get("event") != "update" or type(event.get("update")) is int):
             events.append(event)
     return events

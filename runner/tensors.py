@@ -14,6 +14,7 @@ import json
 import math
 import pickle
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -55,7 +56,15 @@ def read_leaves(path: Path) -> dict[str, Leaf]:
         return _torch_zip(path)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise _damaged(path, error) from error
-    except (pickle.UnpicklingError, zipfile.BadZipFile, EOFError, RecursionError, MemoryError) as error:
+    except (
+        pickle.UnpicklingError,
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        RuntimeError,
+        MemoryError,
+    ) as error:
+        # RuntimeError: too deep, encrypted, or compressed in a way that nobody knows.
         raise _damaged(path, error) from error
 
 

@@ -130,7 +130,7 @@ def _meaning(bundle: Bundle, hashed: Mapping[str, Hashed]) -> VerifiedBundle:
     if SPEC_NAME not in bundle.digests:
         fix = "a bundle from elsewhere is described from outside; this one was cut at packing: pack it again"
         raise Refusal(Fault("no run spec", str(bundle.path / SPEC_NAME), "run.yaml", "no such file", fix))
-    spec_bytes = (bundle.path / SPEC_NAME).read_bytes()
+    spec_bytes = _read(bundle, SPEC_NAME)
     spec = documents.parse(RunSpec, spec_bytes, str(bundle.path / SPEC_NAME))
     faults: list[Fault] = []
     code = _gather(faults, lambda: _code(bundle, spec)) or {}
@@ -182,6 +182,10 @@ def _manifest(bundle: Bundle, spec: RunSpec) -> None:
     where = _listed(bundle, data.manifest, "data.manifest", data.sha256)
     facts = manifest.read_facts(where, data.path_columns, spec.assets[data.root].origin)
     faults = []
+    if facts.sha256 != data.sha256:
+        faults.append(
+            Fault("mismatch", str(where), data.sha256, facts.sha256, "it changes while it is read: stop that")
+        )
     if facts.rows != data.rows:
         faults.append(Fault("rows differ", str(where), str(data.rows), str(facts.rows), "pack the run again"))
     if facts.fingerprint != data.fingerprint:
@@ -236,7 +240,18 @@ def _lineage(bundle: Bundle, spec: RunSpec) -> tuple[lineage.Link, ...]:
         raise Refusal(
             Fault("no lineage", where, "who trained which updates", "no such file", "pack the run again")
         )
-    return lineage.parse((bundle.path / LINEAGE_NAME).read_bytes(), str(bundle.path / LINEAGE_NAME))
+    return lineage.parse(_read(bundle, LINEAGE_NAME), str(bundle.path / LINEAGE_NAME))
+
+
+def _read(bundle: Bundle, name: str) -> bytes:
+    """Return the bytes of a small file, which must be those that were hashed: what is used is what was verified."""
+    raw = (bundle.path / name).read_bytes()
+    if sha256_bytes(raw) != bundle.digests[name]:
+        where, fix = str(bundle.path / name), "it changes while it is read: stop that, then verify again"
+        raise Refusal(
+            Fault("mismatch", where, f"sha256 {bundle.digests[name]}", f"sha256 {sha256_bytes(raw)}", fix)
+        )
+    return raw
 
 
 def _listed(bundle: Bundle, name: str, field: str, sha256: str) -> Path:

@@ -43,10 +43,11 @@ def plan_of(folder: Path, **profile: object) -> LaunchPlan:
 def test_the_record_says_what_was_mounted_and_that_nothing_changed(tmp_path: Path) -> None:
     """By mount, contract, checkpoint, manifest and fingerprint are what they were; the patch is empty."""
     record = inputs_of(tmp_path).record()
-    assert record["patch"] == []
+    assert record["files"] == []
+    assert record["changed"] == {}
     assert set(record["unchanged"]) == {"contract", "checkpoint", "manifest", "fingerprint"}
     assert all(entry["before"] == entry["after"] for entry in record["unchanged"].values())
-    assert [entry["origin"] for entry in record["mounts"]] == [IMAGES, TEACHER]
+    assert [entry["origin"] for entry in record["assets"]] == [IMAGES, TEACHER]
 
 
 def test_every_asset_fault_is_named_at_once(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ class Launch:
     """Everything that the start program must know, and what it must find. Digests are 'sha256:...' but for `code_tree`.
 
     `segments_before` counts the segments in the bundle's lineage; `checkpoint` is the bundle's checkpoint folder name,
-    or 'fresh'; `inventory` and `contract` are its hashes, or 'fresh'.
+    or 'fresh'; `inventory` and `contract` are its hashes on this server, or 'fresh'; `checkpoint_lies` says whether its
+    bytes are checked as part of the bundle ('in the bundle') or on their own ('in the run folder').
     """
 
     run: str
@@ -46,6 +47,7 @@ class Launch:
     checkpoint: str
     inventory: str
     contract: str
+    checkpoint_lies: str
     torchrun: list[str]
     args: list[str]
     resume_args: list[str]

@@ -96,7 +96,7 @@ def _take_lease(launch: Launch) -> None:
     """Lock the lease file and leave it open: torchrun inherits the lock, and the kernel drops it when torchrun ends."""
     try:
         descriptor = os.open(launch.lease, os.O_RDWR)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(descriptor)
     except BlockingIOError as error:
         holder = Path(launch.lease).read_text("utf-8", "replace").strip() or "an unknown process"
         fix = "wait until it has ended, or end it with `ferry stop`"
@@ -109,6 +109,19 @@ def _take_lease(launch: Launch) -> None:
     os.ftruncate(descriptor, 0)
     os.write(descriptor, f"{launch.engine} on {launch.server}, since {int(time.time())}\n".encode())
     os.set_inheritable(descriptor, True)
+
+
+def _lock(descriptor: int) -> None:
+    """Lock, or raise BlockingIOError; somebody who only looks at the lease is waited for."""
+    for attempt in range(20):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if attempt == 19:
+                raise
+            time.sleep(0.05)
+        else:
+            return
 
 
 def _check_environment(launch: Launch) -> None:
@@ -180,7 +193,12 @@ def _choose_checkpoint(launch: Launch) -> census.Checkpoint | None:
                     "checkpoint differs", str(newest.path), launch.inventory, found, "prepare the run again"
                 )
             )
-        return newest  # Its bytes were checked as part of the bundle.
+        if launch.checkpoint_lies == "in the run folder":
+            memory = json.loads(Path(launch.verified).read_bytes())["checkpoint"]
+            faults = census.hash_faults(newest, remembered=from_memory(memory))
+            if faults:
+                raise Refusal(*faults)
+        return newest  # Otherwise its bytes were checked as part of the bundle.
     faults = _own_checkpoint_faults(launch, newest)
     if faults:
         raise Refusal(*faults)

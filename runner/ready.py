@@ -1,0 +1,74 @@
+"""From a bundle and a server profile to a run folder that can start, with what people see on the way.
+
+Promises: nothing is written before everything was checked; all that is wrong is said; what was asked to be only shown
+is only shown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from runner import assets, prepare, screen, verify
+from runner.documents import load
+from runner.engines import ready_image
+from runner.errors import printable, refuse_if
+from runner.plan import LaunchPlan, plan_launch
+from runner.rebase import Mode, RebasedInputs, rebase
+from runner.resume import host_facts
+from runner.run import RunFolder
+from runner.server import ServerProfile
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """How a run shall be prepared; `project` is Ferry's own folder."""
+
+    mode: Mode
+    check_images: bool
+    dry_run: bool
+    project: Path
+
+
+def verified(bundle: Path, *, use_memory: bool) -> verify.VerifiedBundle:
+    """Verify the bundle at `bundle`, with progress. Raises `Refusal` as `verify.verify` does."""
+    opened = verify.open_bundle(bundle.absolute())
+    with screen.bytes_progress("verifying", opened.size_bytes) as advance:
+        return verify.verify(opened, use_memory=use_memory, on_bytes=advance)
+
+
+def make_ready(bundle: Path, server: Path, run: Path, wish: Wish) -> tuple[RebasedInputs, LaunchPlan]:
+    """Prepare `bundle` on the server of the profile `server` into the run folder `run`, unless it is a dry run.
+
+    Raises `Refusal` with every reason, and then leaves nothing behind.
+    """
+    folder = RunFolder(run)
+    prepare.refuse_if_taken(folder)
+    profile = load(ServerProfile, server)
+    inputs = _rebased(bundle, profile, folder, wish)
+    image = ready_image(profile, inputs.bundle.spec.image, wish.project)
+    plan = plan_launch(inputs, image, folder.path, host_facts())
+    for warning in inputs.warnings:
+        screen.err.print(f"warning: {printable(str(warning))}", markup=False, style="yellow")
+    if wish.dry_run:
+        return inputs, plan
+    screen.err.print("PREFLIGHT: PASS")
+    with screen.bytes_progress(inputs.mode, prepare.laid_bytes(inputs)) as advance:
+        prepare.prepare(inputs, plan, folder, server.read_bytes(), advance)
+    return inputs, plan
+
+
+def _rebased(bundle: Path, profile: ServerProfile, folder: RunFolder, wish: Wish) -> RebasedInputs:
+    found = verified(bundle, use_memory=True)
+    spec = found.spec
+    hosts = {name: Path(path) for name, path in profile.assets.items() if name in spec.assets}
+    total = sum(assets.size_of(spec.assets[name], path) for name, path in hosts.items())
+    total += found.path.joinpath(spec.data.manifest).stat().st_size if spec.columns else 0
+    output = None if profile.engine == "docker" else str(folder.output)
+    with screen.bytes_progress("assets", total) as advance:
+        inputs = rebase(found, profile, advance, mode=wish.mode, output=output)
+    if wish.check_images:
+        manifest = found.path / spec.data.manifest
+        with screen.rows_progress("images", spec.data.rows) as advance:
+            refuse_if(assets.images_faults(manifest, spec, hosts[spec.data.root], advance))
+    return inputs
