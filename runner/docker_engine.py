@@ -108,6 +108,24 @@ class DockerEngine:
                 if "already in progress" not in str(error.explanation):
                     raise  # Otherwise `ferry stop` and `ferry resume` saw the end at the same time.
 
+    def run_once(self, plan: LaunchPlan) -> tuple[int, str]:
+        """Run the command of `plan` instead of the image's own, to its end; return status and output; remove it."""
+        with _as_refusal(plan.name):
+            api = self._client.api
+            words = create_arguments(plan, api) | {
+                "entrypoint": list(plan.command),
+                "command": [],
+                "working_dir": plan.launch.code,
+            }
+            made = api.create_container(**words)["Id"]
+            try:
+                api.start(made)
+                status = api.wait(made)["StatusCode"]
+                output = b"".join(api.logs(made, stream=True)).decode("utf-8", "backslashreplace")
+            finally:
+                api.remove_container(made, v=True, force=True)
+        return status, output
+
 
 def create_arguments(plan: LaunchPlan, api: docker.APIClient) -> dict[str, Any]:
     """Return what docker-py's low-level `create_container` takes for `plan` (the high-level one has no stop timeout)."""

@@ -181,6 +181,12 @@ def _placed(word: str, places: Mapping[str, str]) -> str:
     return word
 
 
+def placed(word: str, launch: Launch) -> str:
+    """Return an argument of the run spec with `{bundle}`, `{code}`, `{output}` and `{checkpoint}` as paths."""
+    places = {"{bundle}": launch.bundle, "{code}": launch.code, "{output}": launch.output}
+    return _placed(word, places | {"{checkpoint}": f"{launch.output}/{launch.checkpoint}"})
+
+
 def _mounts(inputs: RebasedInputs, folder: Path, paths: RunPaths) -> tuple[Mount, ...]:
     """Parents before children: the bundle's checkpoint lies, read-only, inside the writable output folder."""
     bundle = inputs.bundle

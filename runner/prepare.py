@@ -62,13 +62,20 @@ def prepare(
     folder: RunFolder,
     server_bytes: bytes,
     on_bytes: Callable[[int], None] | None = None,
+    check: Callable[[RunFolder], object] | None = None,
 ) -> Prepared:
-    """Write the run folder of `plan` and return it. Raises `Refusal` or OSError, and then leaves nothing behind."""
+    """Write the run folder of `plan` and return it. Raises `Refusal` or OSError, and then leaves nothing behind.
+
+    `check` sees the folder before it has its name, and before a byte of the checkpoint was copied.
+    """
     refuse_if_taken(folder)
     made = _make_parents(folder.path.parent)
     aside = RunFolder(folder.path.with_name(f".{folder.path.name}.preparing-{secrets.token_hex(4)}"))
     try:
         _write(inputs, aside, server_bytes)
+        _rebased(inputs, aside)
+        if check is not None:
+            check(aside)
         own = _lay(inputs, aside, on_bytes)
         write_control(inputs, plan, aside, own)
         for path in sorted(path for path in aside.path.rglob("*") if path.is_dir()):

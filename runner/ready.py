@@ -14,6 +14,7 @@ from runner.documents import load
 from runner.engines import ready_image
 from runner.errors import printable, refuse_if
 from runner.plan import LaunchPlan, plan_launch
+from runner.preflight import refuse_if_impossible, run_preflight
 from runner.rebase import Mode, RebasedInputs, rebase
 from runner.resume import host_facts
 from runner.run import RunFolder
@@ -46,15 +47,22 @@ def make_ready(bundle: Path, server: Path, run: Path, wish: Wish) -> tuple[Rebas
     prepare.refuse_if_taken(folder)
     profile = load(ServerProfile, server)
     inputs = _rebased(bundle, profile, folder, wish)
+    refuse_if_impossible(inputs)
     image = ready_image(profile, inputs.bundle.spec.image, wish.project)
     plan = plan_launch(inputs, image, folder.path, host_facts())
     for warning in inputs.warnings:
         screen.err.print(f"warning: {printable(str(warning))}", markup=False, style="yellow")
     if wish.dry_run:
         return inputs, plan
-    screen.err.print("PREFLIGHT: PASS")
+
+    def check(aside: RunFolder) -> None:
+        output = run_preflight(inputs, image, aside, host_facts())
+        if output:
+            screen.err.print(printable(output.rstrip("\n")), markup=False, style="dim")
+        screen.err.print("PREFLIGHT: PASS")
+
     with screen.bytes_progress(inputs.mode, prepare.laid_bytes(inputs)) as advance:
-        prepare.prepare(inputs, plan, folder, server.read_bytes(), advance)
+        prepare.prepare(inputs, plan, folder, server.read_bytes(), advance, check)
     return inputs, plan
 
 

@@ -171,7 +171,10 @@ class Outputs(Document):
 
 
 class RunSpec(Document):
-    """`run.yaml`. `checkpoint: fresh` says that the run begins here; nothing starts from scratch by accident."""
+    """`run.yaml`. `checkpoint: fresh` says that the run begins here; nothing starts from scratch by accident.
+
+    `preflight` is the run's own validation: a command that runs inside the image before a run folder appears.
+    """
 
     ferry: Literal[1]
     name: Name
@@ -184,6 +187,7 @@ class RunSpec(Document):
     data: Data
     assets: dict[Name, Asset]
     rebase: Rebase = Rebase()
+    preflight: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     outputs: Outputs = Outputs()
     logs: InsidePath | None = None
 
