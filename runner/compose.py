@@ -12,7 +12,7 @@ import yaml
 
 from runner.plan import LaunchPlan, Mount
 
-_HEADER = "# Written by ferry from the launch plan: start it with `docker compose up trainer` beside Ferry's compose.yaml.\n"
+_HEADER = "# Written by ferry from the launch plan: `docker compose --env-file compose.env up trainer` in Ferry's folder.\n"
 
 
 def render(plan: LaunchPlan) -> bytes:
@@ -45,6 +45,20 @@ def render(plan: LaunchPlan) -> bytes:
         {"services": {"trainer": service}}, sort_keys=True, default_flow_style=False, width=1000
     )
     return (_HEADER + text).encode()
+
+
+def render_env(plan: LaunchPlan) -> bytes:
+    """Return `compose.env`: what Ferry's own compose.yaml is given to find the run, and to name its project.
+
+    A project of its own for every run: compose keeps one container a service and project, and would replace another's.
+    """
+    return f"FERRY_RUN={_quoted(str(plan.folder))}\nFERRY_PROJECT={_quoted(plan.name)}\n".encode()
+
+
+def _quoted(text: str) -> str:
+    for char, escaped in (("\\", "\\\\"), ('"', '\\"'), ("$", "\\$"), ("\n", "\\n")):
+        text = text.replace(char, escaped)
+    return f'"{text}"'
 
 
 def tmpfs(plan: LaunchPlan) -> str:

@@ -54,11 +54,13 @@ class RunPaths:
 @dataclasses.dataclass(frozen=True)
 class LaunchPlan:
     """What an engine starts. Sizes in bytes, times in seconds; `command` is the argv after the image's entry point.
+    `folder` is the run folder.
 
     `links` (venv engine only) are symbolic links that stand in for mounts: link path -> target.
     """
 
     name: str
+    folder: Path
     image: ReadyImage
     launch: Launch
     command: tuple[str, ...]
@@ -89,6 +91,7 @@ def plan_launch(inputs: RebasedInputs, image: ReadyImage, folder: Path, host: Ho
     links = {} if docker else _links(inputs, paths)
     return LaunchPlan(
         name=container_name(spec.name, folder),
+        folder=folder,
         image=image,
         launch=launch,
         command=(f"{paths.control}/launch.json",),

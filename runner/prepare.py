@@ -114,6 +114,7 @@ def write_control(
         (folder.launch_file, plan.launch.to_json()),
         (folder.verified_file, json.dumps(content, sort_keys=True).encode() + b"\n"),
         (folder.compose_file, compose.render(plan)),
+        (folder.compose_env, compose.render_env(plan)),
     )
     for path, content_bytes in documents:
         if not path.exists() or path.read_bytes() != content_bytes:

@@ -59,6 +59,7 @@ class RunFolder:
         self.rebased = self.path / "rebased"
         self.lineage_file = self.path / "lineage.jsonl"
         self.compose_file = self.path / "compose.yaml"
+        self.compose_env = self.path / "compose.env"
         self.code = self.path / "code"
         self.control = self.path / "control"
         self.launch_file = self.control / "launch.json"

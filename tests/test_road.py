@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -34,20 +33,16 @@ def ferry(*words: object, code: int = 0) -> str:
 
 def compose(run: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run docker compose on the prepared run `run`, from Ferry's own folder."""
-    env = {**os.environ, "FERRY_RUN": str(run), "COMPOSE_PROJECT_NAME": "ferry-test"}
-    command = ["docker", "compose", *words]
-    return subprocess.run(
-        command, cwd=PROJECT, env=env, capture_output=True, text=True, check=False, timeout=300
-    )
+    command = ["docker", "compose", "--env-file", str(run / "compose.env"), *words]
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=300)
 
 
 @pytest.fixture(autouse=True)
-def _no_container_left(client: docker.DockerClient) -> Iterator[None]:
-    """Remove the containers of runs that a test left, whatever happened to it."""
-    before = {container.id for container in client.containers.list(all=True)}
+def _no_container_left(client: docker.DockerClient, tmp_path: Path) -> Iterator[None]:
+    """Remove the containers of runs that a test left, whatever happened to it, and of no other test's runs."""
     yield
     for container in client.containers.list(all=True, filters={"label": "ferry.run=tiny"}):
-        if container.id not in before:
+        if any(mount["Source"].startswith(f"{tmp_path}/") for mount in container.attrs["Mounts"]):
             container.remove(force=True)
 
 
@@ -209,6 +204,16 @@ def test_one_bit_flipped_after_preparing_is_refused_by_both_doors(
         up = compose(run, "up", "trainer")
         assert f"/ferry/bundle/{name}" in up.stdout + up.stderr
         assert list(RunFolder(run).segments.iterdir()) == []
+
+
+def test_compose_keeps_two_runs_apart(tmp_path: Path, cpu_pin: Pin, client: docker.DockerClient) -> None:
+    """Starting a second run by compose does not replace the container of the first."""
+    _, first = ready(tmp_path / "1", cpu_pin, updates=400, args=("--seconds", "0.2"))
+    _, second = ready(tmp_path / "2", cpu_pin, update=4)
+    assert compose(first, "up", "--detach", "trainer").returncode == 0
+    assert compose(second, "up", "trainer").returncode == 0
+    assert client.containers.get(container_name("tiny", first)).status == "running"
+    assert json.loads(ferry("status", second, "--json"))["verdict"] == "finished"
 
 
 def test_changed_code_is_refused_inside(tmp_path: Path, cpu_pin: Pin) -> None:
