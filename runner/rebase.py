@@ -152,11 +152,14 @@ def rebase(
             where = f"server {server.name}: assets"
             faults.append(Fault("asset not in the profile", where, f"'{name}'", "nothing", fix))
             continue
-        faults += _origin_faults(name, asset) if name in mounted else []
+        faults += _origin_faults(name, asset) if docker and name in mounted else []
         faults += assets.asset_faults(name, asset, Path(host), on_bytes)
         at_home = f"{CONTAINER_ROOT}/assets/{name}" if docker else host
         inside = asset.origin if name in mounted else at_home
         found.append(RebasedAsset(name, asset.kind, asset.origin, Path(host), inside, asset.sha256))
+    faults += _nested_faults(
+        {name: bundle.spec.assets[name] for name in sorted(mounted & bundle.spec.assets.keys())}
+    )
     refuse_if(faults)
     places = Places({asset.name: asset.inside for asset in found}, output or f"{CONTAINER_ROOT}/run")
     files = changes.rewritten(bundle, server, places, known or {}, on_bytes)
@@ -179,14 +182,33 @@ def rebase(
 
 
 def _origin_faults(name: str, asset: Asset) -> list[Fault]:
-    if asset.origin == "/" or any(
-        asset.origin == folder or asset.origin.startswith(folder + "/") for folder in RESERVED
-    ):
+    """A mount at `origin` must neither lie in a folder of the container's own, nor hide one."""
+    if any(_within(asset.origin, folder) or _within(folder, asset.origin) for folder in RESERVED):
         fix = "no run should know its data by such a path; rewrite the field instead of mounting"
         where = f"run.yaml: assets.{name}.origin"
-        expected = "a path outside of " + ", ".join(RESERVED)
+        expected = "a path outside of, and not above, " + ", ".join(RESERVED)
         return [Fault("origin cannot be mounted over", where, expected, asset.origin, fix)]
     return []
+
+
+def _nested_faults(mounted: Mapping[str, Asset]) -> list[Fault]:
+    """Mounts inside one another, or twice at one path: what the run would see depends on their order."""
+    return [
+        Fault(
+            "origins lie inside one another",
+            f"run.yaml: assets.{inner}.origin",
+            f"a path outside of {mounted[outer].origin} (asset '{outer}')",
+            mounted[inner].origin,
+            "rewrite one of the two fields instead of mounting",
+        )
+        for outer in mounted
+        for inner in mounted
+        if inner != outer and _within(mounted[inner].origin, mounted[outer].origin)
+    ]
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _file_record(file: RewrittenFile) -> dict[str, Any]:

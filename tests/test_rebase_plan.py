@@ -73,7 +73,7 @@ def test_an_asset_that_the_profile_lacks_is_asked_for(tmp_path: Path) -> None:
     assert len(refused.value.faults) == 2
 
 
-@pytest.mark.parametrize("origin", ["/", "/ferry/run", "/opt/venv", "/etc/x", "/tmp/x", "/proc/1"])
+@pytest.mark.parametrize("origin", ["/", "/opt", "/ferry/run", "/opt/venv", "/etc/x", "/tmp/x", "/proc/1"])
 def test_no_asset_is_mounted_over_the_containers_own_folders(tmp_path: Path, origin: str) -> None:
     """A bundle is untrusted: its origins cannot cover image, control files or kernel."""
 
