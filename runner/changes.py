@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from runner import columns, rewrite
@@ -21,6 +22,7 @@ from runner.server import ServerProfile
 from runner.spec import COLUMN_MARK, Rewrite, RunSpec
 from runner.verify import VerifiedBundle
 
+CONTAINER_ROOT = PurePosixPath("/ferry")
 _LIMIT_BYTES = 64 << 20
 _SIZE_KEYS = ("bytes", "size", "size_bytes")
 _TRAINER_STATE = "trainer_state.json"
@@ -161,18 +163,18 @@ class _Work:
         if not isinstance(old, str):
             raise ValueError(repr(old))  # noqa: TRY004 - bad content, not a bug
         if rule.asset is not None:
-            return moved_path(
-                old, self._bundle.spec.assets[rule.asset].origin, self._places.assets[rule.asset]
-            )
+            known = (self._bundle.spec.assets[rule.asset].origin, f"{CONTAINER_ROOT}/assets/{rule.asset}")
+            return moved_path(old, known, self._places.assets[rule.asset])
         if rule.output is not None:
-            return moved_path(old, rule.output, self._places.output)
+            return moved_path(old, (rule.output, f"{CONTAINER_ROOT}/run"), self._places.output)
         assert rule.digest_of is not None
         path = self._bundle.spec.file_of(rule.digest_of)
         before = self._bundle.digests.get(path)
-        if before is None or old.removeprefix("sha256:") != before:
-            raise ValueError(repr(old))
         file = self.done.get(path)
-        return old.replace(before, file.sha256_after) if file else old
+        after = file.sha256_after if file else before
+        if before is None or after is None or old.removeprefix("sha256:") not in (before, after):
+            raise ValueError(repr(old))
+        return old.replace(before, after)
 
     def _fault(self, path: str, pointer: str, expected: str, found: str) -> None:
         where = f"{self._bundle.path / path}#{pointer}"
@@ -180,13 +182,17 @@ class _Work:
         self._faults.append(Fault("cannot be rewritten", where, expected, found, fix))
 
 
-def moved_path(path: str, before: str, after: str) -> str:
-    """Return `path` with its leading folder `before` exchanged for `after`. Raises ValueError if it lies elsewhere."""
-    if path == before:
-        return after
-    if not path.startswith(before + "/"):
-        raise ValueError(f"{path!r}, which does not lie below {before}")
-    return after + path[len(before) :]
+def moved_path(path: str, known: Sequence[str], after: str) -> str:
+    """Return `path` with its leading folder, one of `known`, exchanged for `after`. Raises ValueError if it has another.
+
+    A checkpoint that was saved after a rebase holds the container's own path already.
+    """
+    for before in known:
+        if path == before:
+            return after
+        if path.startswith(before + "/"):
+            return after + path[len(before) :]
+    raise ValueError(f"{path!r}, which does not lie below {known[0]}")
 
 
 def _undeclared(spec: RunSpec, server: ServerProfile) -> list[Fault]:

@@ -11,7 +11,7 @@ import json
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, cast, get_args
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -21,17 +21,18 @@ from runner import pack as packing
 from runner import resume as resuming
 from runner import screen
 from runner.compare import compare as compare_runs
+from runner.describe import describe
 from runner.engine import Phase, State
 from runner.engines import engine_for, ready_image
 from runner.errors import ExitCode, Fault, Refusal, Verdict
 from runner.plan import LaunchPlan, container_name
-from runner.ready import Wish, make_ready
+from runner.ready import Wish, make_ready, mode_of
 from runner.ready import verified as verified_bundle
-from runner.rebase import Mode
 from runner.run import RunFolder
 from runner.schemas import write_schemas
 from runner.status import read_status
 from runner.status import render as render_status
+from runner.verify import open_bundle
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -54,6 +55,9 @@ ModeOption = Annotated[
     typer.Option(
         "--mode", help="mount (copies nothing), hardlink, reflink or copy: how the checkpoint comes to RUN"
     ),
+]
+SpecOption = Annotated[
+    Path | None, typer.Option("--spec", help="the run spec of a bundle from elsewhere, which has none inside")
 ]
 CheckImagesOption = Annotated[
     bool, typer.Option("--check-images", help="see that every file that the manifest names is on this server")
@@ -113,23 +117,30 @@ def verify_command(
     quick: Annotated[
         bool, typer.Option("--quick", help="trust files that did not change since they were verified")
     ] = False,
+    spec: SpecOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Read every byte of a bundle and check what the bytes mean."""
-    verified = verified_bundle(bundle, use_memory=quick)
+    verified = verified_bundle(bundle, use_memory=quick, spec=spec)
     value = {
         "bundle": str(verified.path),
         "root": verified.root,
         "files": len(verified.digests),
         "verdict": "verified",
     }
-    spec = verified.spec
-    state = f"update {spec.from_update} of {spec.updates}"
+    described = verified.spec
+    state = f"update {described.from_update} of {described.updates}"
     _emit(
         as_json,
-        value | {"run": spec.name, "update": spec.from_update},
-        f"VERIFIED {spec.name} at {state}, root {verified.root}",
+        value | {"run": described.name, "update": described.from_update},
+        f"VERIFIED {described.name} at {state}, root {verified.root}",
     )
+
+
+@app.command("describe")
+def describe_command(bundle: BundleArgument, name: Annotated[str, typer.Option("--name")] = "run") -> None:
+    """Draft a run spec for a bundle that has none, from what lies in it, on standard output."""
+    sys.stdout.write(describe(open_bundle(bundle.absolute()), name).text.decode())
 
 
 @app.command("prepare")
@@ -139,12 +150,13 @@ def prepare_command(
     run: Annotated[Path, typer.Option("--run", help="where the run folder shall appear")],
     mode: ModeOption = "mount",
     check_images: CheckImagesOption = False,
+    spec: SpecOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
     project: ProjectOption = PROJECT,
 ) -> None:
     """Verify a bundle, put this server's data in its place, and make a run folder that can start."""
-    _prepare(bundle, server, run, Wish(_mode(mode), check_images, dry_run, project), as_json)
+    _prepare(bundle, server, run, Wish(mode_of(mode), check_images, dry_run, project, spec), as_json)
 
 
 @app.command("resume")
@@ -355,22 +367,14 @@ def image_build_command(name: str, as_json: JsonOption = False, project: Project
     )
 
 
-def _mode(word: str) -> Mode:
-    if word not in get_args(Mode):
-        fix = "mount copies nothing and is the default"
-        fault = Fault("unknown mode", "--mode", ", ".join(get_args(Mode)), word, fix)
-        raise Refusal(fault, exit_code=ExitCode.USAGE)
-    return cast("Mode", word)
-
-
 def _prepare(bundle: Path, server: Path, run: Path, wish: Wish, as_json: bool) -> None:
     inputs, plan = make_ready(bundle, server, run, wish)
     if wish.dry_run:
         _show_plan(plan, as_json)
         return
-    folder = RunFolder(run)
-    value = {"run": str(folder.path), "bundle": inputs.bundle.root, "update": inputs.bundle.spec.from_update}
-    _emit(as_json, value, f"PREPARE_OK {folder.path}")
+    path = RunFolder(run).path
+    value = {"run": str(path), "bundle": inputs.bundle.root, "update": inputs.bundle.spec.from_update}
+    _emit(as_json, value, f"PREPARE_OK {path}")
 
 
 def _show_plan(plan: LaunchPlan, as_json: bool) -> None:

@@ -87,9 +87,7 @@ def gather(folder: RunFolder) -> Contents:
     }
     files |= {f"{newest.name}/{name}": newest.path / name for name in (*newest.files, census.INVENTORY)}
     files |= {f"{LOGS}/{name}": path for name, path in _logs(folder).items()}
-    packed = spec.model_copy(
-        update={"checkpoint": CheckpointRef(path=newest.name, update=newest.update), "logs": LOGS}
-    )
+    packed = spec.at_checkpoint(CheckpointRef(path=newest.name, update=newest.update), LOGS)
     made = {verify.SPEC_NAME: render_spec(packed), verify.LINEAGE_NAME: lineage.render(folder.links())}
     left_out = tuple(f"{name}: {refusal.faults[0].what}" for name, refusal in rejected.items())
     return Contents(files, made, newest.update, left_out)

@@ -11,10 +11,11 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from runner.changes import CONTAINER_ROOT
 from runner.image import ReadyImage
 from runner.inside.digests import sha256_bytes
 from runner.inside.launch import Launch
-from runner.rebase import CONTAINER_ROOT, RebasedInputs
+from runner.rebase import RebasedInputs
 
 _TMP_BYTES = 8 << 30
 # The folder of the run folder that holds what was rewritten, under the paths of the bundle.

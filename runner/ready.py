@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import cast, get_args
 
 from runner import assets, prepare, screen, verify
 from runner.documents import load
 from runner.engines import ready_image
-from runner.errors import printable, refuse_if
+from runner.errors import ExitCode, Fault, Refusal, printable, refuse_if
 from runner.plan import LaunchPlan, plan_launch
 from runner.preflight import refuse_if_impossible, run_preflight
 from runner.rebase import Mode, RebasedInputs, rebase
@@ -23,19 +24,30 @@ from runner.server import ServerProfile
 
 @dataclasses.dataclass(frozen=True)
 class Wish:
-    """How a run shall be prepared; `project` is Ferry's own folder."""
+    """How a run shall be prepared; `project` is Ferry's own folder, `spec` a run spec from outside."""
 
     mode: Mode
     check_images: bool
     dry_run: bool
     project: Path
+    spec: Path | None = None
 
 
-def verified(bundle: Path, *, use_memory: bool) -> verify.VerifiedBundle:
-    """Verify the bundle at `bundle`, with progress. Raises `Refusal` as `verify.verify` does."""
+def mode_of(word: str) -> Mode:
+    """Return the mode of preparing that is called `word`. Raises `Refusal` if there is none."""
+    if word not in get_args(Mode):
+        fix = "mount copies nothing and is the default"
+        fault = Fault("unknown mode", "--mode", ", ".join(get_args(Mode)), word, fix)
+        raise Refusal(fault, exit_code=ExitCode.USAGE)
+    return cast("Mode", word)
+
+
+def verified(bundle: Path, *, use_memory: bool, spec: Path | None = None) -> verify.VerifiedBundle:
+    """Verify the bundle at `bundle`, described by `spec` if it has no run spec inside, with progress. Raises `Refusal` as `verify.verify` does."""
     opened = verify.open_bundle(bundle.absolute())
     with screen.bytes_progress("verifying", opened.size_bytes) as advance:
-        return verify.verify(opened, use_memory=use_memory, on_bytes=advance)
+        given = None if spec is None else spec.read_bytes()
+        return verify.verify(opened, use_memory=use_memory, on_bytes=advance, spec_bytes=given)
 
 
 def make_ready(bundle: Path, server: Path, run: Path, wish: Wish) -> tuple[RebasedInputs, LaunchPlan]:
@@ -48,6 +60,7 @@ def make_ready(bundle: Path, server: Path, run: Path, wish: Wish) -> tuple[Rebas
     profile = load(ServerProfile, server)
     inputs = _rebased(bundle, profile, folder, wish)
     refuse_if_impossible(inputs)
+    _refuse_if_too_small(inputs)
     image = ready_image(profile, inputs.bundle.spec.image, wish.project)
     plan = plan_launch(inputs, image, folder.path, host_facts())
     for warning in inputs.warnings:
@@ -67,7 +80,7 @@ def make_ready(bundle: Path, server: Path, run: Path, wish: Wish) -> tuple[Rebas
 
 
 def _rebased(bundle: Path, profile: ServerProfile, folder: RunFolder, wish: Wish) -> RebasedInputs:
-    found = verified(bundle, use_memory=True)
+    found = verified(bundle, use_memory=True, spec=wish.spec)
     spec = found.spec
     hosts = {name: Path(path) for name, path in profile.assets.items() if name in spec.assets}
     total = sum(assets.size_of(spec.assets[name], path) for name, path in hosts.items())
@@ -80,3 +93,12 @@ def _rebased(bundle: Path, profile: ServerProfile, folder: RunFolder, wish: Wish
         with screen.rows_progress("images", spec.data.rows) as advance:
             refuse_if(assets.images_faults(manifest, spec, hosts[spec.data.root], advance))
     return inputs
+
+
+def _refuse_if_too_small(inputs: RebasedInputs) -> None:
+    needs = inputs.bundle.spec.needs
+    found = host_facts().memory_bytes >> 30
+    if needs is not None and found < needs.host_memory_gib:
+        fix = "prepare on a host with more memory: resuming needs more than training does"
+        where = f"server {inputs.server.name}: memory"
+        raise Refusal(Fault("host too small", where, f"{needs.host_memory_gib} GiB", f"{found} GiB", fix))

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
 from runner import assets, changes
-from runner.changes import Places, RewrittenFile
+from runner.changes import CONTAINER_ROOT, Places, RewrittenFile
 from runner.errors import Fault, refuse_if
+from runner.invariants import invariant_faults
 from runner.server import ServerProfile
 from runner.spec import Asset
 from runner.verify import VerifiedBundle
@@ -34,7 +35,6 @@ RESERVED = (
     "/lib64",
     "/tmp",
 )
-CONTAINER_ROOT = PurePosixPath("/ferry")
 # How the bundle's checkpoint comes into the run folder: not at all (mount), or as files of its own.
 Mode = Literal["mount", "hardlink", "reflink", "copy"]
 
@@ -141,7 +141,7 @@ def rebase(
     containers); `known` is the manifest as it was rewritten before. Raises `Refusal` with every asset that the profile
     does not name, or that is absent, of another kind or hash; then with every field that cannot be rewritten.
     """
-    faults: list[Fault] = []
+    faults = invariant_faults(bundle.path, bundle.spec)
     found: list[RebasedAsset] = []
     mounted = set(bundle.spec.rebase.mount)
     docker = server.engine == "docker"

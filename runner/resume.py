@@ -67,7 +67,8 @@ def _checked(folder: RunFolder, image: ReadyImage) -> tuple[RebasedInputs, Launc
         fix = "fetch the bundle again; another bundle is prepared into a run folder of its own"
         where, expected = str(opened.path / LIST_NAME), str(prepared["bundle"]["root"])
         raise Refusal(Fault("bundle was exchanged", where, f"root {expected}", f"root {opened.root}", fix))
-    bundle = verify.verify(opened, use_memory=True)
+    outside = None if verify.SPEC_NAME in opened.digests else folder.spec_file.read_bytes()
+    bundle = verify.verify(opened, use_memory=True, spec_bytes=outside)
     server = folder.server()
     inputs = rebase(
         bundle,

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from runner import rewrite
 from runner.documents import AbsolutePath, Document, GitObject, InsidePath, Name, Sha256, inside_path
+from runner.supervision import FirstUpdate, Gate, KillLine, Needs, Saves
 
 CHECKPOINT_MARK = "{checkpoint}/"
 COLUMN_MARK = "[]/"
@@ -121,6 +122,19 @@ def _place(text: str) -> str:
 Place = Annotated[str, pydantic.AfterValidator(_place)]
 
 
+class Invariant(Document):
+    """A field that must hold `equals` on every server; compared before each launch."""
+
+    at: Place
+    equals: bool | int | float | str | None
+
+    @pydantic.model_validator(mode="after")
+    def _single_value(self) -> Invariant:
+        if COLUMN_MARK in self.at.partition("#")[2]:
+            raise ValueError("an invariant is a field of a document, not a manifest's column")
+        return self
+
+
 class Rewrite(Document):
     """Fields that may ever change, at the places `at`, by one of four rules. `{checkpoint}` is the checkpoint's folder.
 
@@ -188,6 +202,12 @@ class RunSpec(Document):
     assets: dict[Name, Asset]
     rebase: Rebase = Rebase()
     preflight: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    invariants: tuple[Invariant, ...] = ()
+    needs: Needs | None = None
+    gates: tuple[Gate, ...] = ()
+    first_update: FirstUpdate | None = None
+    kill: tuple[KillLine, ...] = ()
+    saves: Saves | None = None
     outputs: Outputs = Outputs()
     logs: InsidePath | None = None
 
@@ -204,6 +224,26 @@ class RunSpec(Document):
     def from_update(self) -> int:
         """The update that the bundle's state is at; 0 for a fresh run."""
         return 0 if self.checkpoint == "fresh" else self.checkpoint.update
+
+    def at_checkpoint(self, checkpoint: CheckpointRef, logs: str) -> RunSpec:
+        """Return the spec of the same run at `checkpoint`, its logs in the folder `logs`."""
+        old = "" if self.checkpoint == "fresh" else self.checkpoint.path + "/"
+
+        def place(text: str) -> str:
+            return CHECKPOINT_MARK + text.removeprefix(old) if old and text.startswith(old) else text
+
+        rules = tuple(
+            rule.model_copy(update={"at": tuple(place(at) for at in rule.at)}) for rule in self.rebase.rewrite
+        )
+        kept = tuple(one.model_copy(update={"at": place(one.at)}) for one in self.invariants)
+        return self.model_copy(
+            update={
+                "checkpoint": checkpoint,
+                "logs": logs,
+                "rebase": self.rebase.model_copy(update={"rewrite": rules}),
+                "invariants": kept,
+            }
+        )
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -100,9 +100,16 @@ def open_bundle(path: Path) -> Bundle:
     return Bundle(path, digests, sizes, "sha256:" + sha256_bytes(raw))
 
 
-def verify(bundle: Bundle, *, use_memory: bool = False, on_bytes: Progress | None = None) -> VerifiedBundle:
+def verify(
+    bundle: Bundle,
+    *,
+    use_memory: bool = False,
+    on_bytes: Progress | None = None,
+    spec_bytes: bytes | None = None,
+) -> VerifiedBundle:
     """Hash every file of `bundle`, then check what the files mean, and return the verified bundle.
 
+    `spec_bytes` is the run spec of a bundle from elsewhere, which has none inside; such a bundle needs no lineage either.
     With `use_memory`, a file whose stamp is what it was when its digest was last found right is not read again.
     Raises `Refusal` with every mismatch; when all bytes are right, with every fault of spec, code, manifest,
     checkpoint and lineage together.
@@ -123,19 +130,24 @@ def verify(bundle: Bundle, *, use_memory: bool = False, on_bytes: Progress | Non
             right[name] = found
     _remember(bundle, right)
     refuse_if(faults)
-    return _meaning(bundle, right)
+    return _meaning(bundle, right, spec_bytes)
 
 
-def _meaning(bundle: Bundle, hashed: Mapping[str, Hashed]) -> VerifiedBundle:
-    if SPEC_NAME not in bundle.digests:
-        fix = "a bundle from elsewhere is described from outside; this one was cut at packing: pack it again"
+def _meaning(bundle: Bundle, hashed: Mapping[str, Hashed], given: bytes | None) -> VerifiedBundle:
+    if given is not None and SPEC_NAME in bundle.digests:
+        fix = "leave --spec out: a bundle with a run spec is described by that one alone"
+        raise Refusal(
+            Fault("two run specs", str(bundle.path / SPEC_NAME), "one", "one inside, one given", fix)
+        )
+    if given is None and SPEC_NAME not in bundle.digests:
+        fix = "for a bundle from elsewhere, draft one with `ferry describe` and give it with --spec; else pack it again"
         raise Refusal(Fault("no run spec", str(bundle.path / SPEC_NAME), "run.yaml", "no such file", fix))
-    spec_bytes = _read(bundle, SPEC_NAME)
+    spec_bytes = _read(bundle, SPEC_NAME) if given is None else given
     spec = documents.parse(RunSpec, spec_bytes, str(bundle.path / SPEC_NAME))
     faults: list[Fault] = []
     code = _gather(faults, lambda: _code(bundle, spec)) or {}
     checkpoint = _gather(faults, lambda: _checkpoint(bundle, spec))
-    links = _gather(faults, lambda: _lineage(bundle, spec)) or ()
+    links = _gather(faults, lambda: _lineage(bundle, spec, needed=given is None)) or ()
     _gather(faults, lambda: _manifest(bundle, spec))
     refuse_if(faults)
     return VerifiedBundle(
@@ -232,9 +244,9 @@ def _checkpoint(bundle: Bundle, spec: RunSpec) -> census.Checkpoint | None:
     return checkpoint
 
 
-def _lineage(bundle: Bundle, spec: RunSpec) -> tuple[lineage.Link, ...]:
+def _lineage(bundle: Bundle, spec: RunSpec, *, needed: bool) -> tuple[lineage.Link, ...]:
     if LINEAGE_NAME not in bundle.digests:
-        if spec.checkpoint == "fresh":
+        if spec.checkpoint == "fresh" or not needed:
             return ()
         where = str(bundle.path / LINEAGE_NAME)
         raise Refusal(
