@@ -91,10 +91,11 @@ def start(folder: RunFolder, image: ReadyImage, engine: Engine) -> LaunchPlan:
             Fault("lease is held", str(folder.lease), "a run that nobody trains", holder, fix),
             exit_code=ExitCode.LEASE_HELD,
         )
-    settle(folder, engine.inspect(plan.name), int(time.time()))
-    engine.prepare(plan)
-    write_control(inputs, plan, folder)
-    engine.start(plan)
+    with folder.starting():
+        settle(folder, engine.inspect(plan.name), int(time.time()))
+        engine.prepare(plan)
+        write_control(inputs, plan, folder)
+        engine.start(plan)
     return plan
 
 

@@ -147,6 +147,25 @@ class RunFolder:
             finally:
                 _overwrite(file, before)
 
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Keep others on this host from starting the run while the block does: one container is made, and by one only.
+
+        Raises `Refusal` (lease held) if another starts it now.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            fix = "follow it with `ferry status`"
+            fault = Fault(
+                "the run is being started", str(self.path), "one start at a time", "another one", fix
+            )
+            raise Refusal(fault, exit_code=ExitCode.LEASE_HELD) from error
+        finally:
+            os.close(descriptor)
+
     def _lease_file(self) -> BinaryIO:
         try:
             return self.lease.open("r+b")

@@ -37,6 +37,14 @@ def test_a_run_is_not_trained_while_it_is_packed(tmp_path: Path) -> None:
     assert run.lease_holder() is None
 
 
+def test_two_starts_at_once_are_one(tmp_path: Path) -> None:
+    """The second is refused before it can touch the first one's container."""
+    run = run_at(tmp_path, 5)
+    with run.starting(), pytest.raises(Refusal, match="being started") as refused, run.starting():
+        pass
+    assert refused.value.exit_code is ExitCode.LEASE_HELD
+
+
 def test_looking_at_the_lease_takes_nothing_from_anybody(tmp_path: Path) -> None:
     """A look holds the lock shared: another look sees nobody."""
     import fcntl
