@@ -11,7 +11,7 @@ import json
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -20,6 +20,15 @@ from runner import image as images
 from runner import pack as packing
 from runner import resume as resuming
 from runner import screen
+from runner.cli_verify import (
+    BundleArgument,
+    DryRunOption,
+    JsonOption,
+    SpecOption,
+    emit,
+    sign_command,
+    verify_command,
+)
 from runner.compare import compare as compare_runs
 from runner.describe import describe
 from runner.engine import Phase, State
@@ -27,7 +36,6 @@ from runner.engines import engine_for, ready_image
 from runner.errors import ExitCode, Fault, Refusal, Verdict
 from runner.plan import LaunchPlan, container_name
 from runner.ready import Wish, make_ready, mode_of
-from runner.ready import verified as verified_bundle
 from runner.run import RunFolder
 from runner.schemas import write_schemas
 from runner.status import read_status
@@ -43,21 +51,13 @@ app = typer.Typer(
 image_app = typer.Typer(no_args_is_help=True, help="Pinned images: the environment of a run.")
 app.add_typer(image_app, name="image")
 
-BundleArgument = Annotated[Path, typer.Argument(help="the bundle's folder", metavar="BUNDLE")]
 RunArgument = Annotated[Path, typer.Argument(help="the run folder", metavar="RUN")]
 ServerOption = Annotated[Path, typer.Option("--server", help="this server's profile, server.yaml")]
-JsonOption = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="check everything, show the plan, change nothing")
-]
 ModeOption = Annotated[
     str,
     typer.Option(
         "--mode", help="mount (copies nothing), hardlink, reflink or copy: how the checkpoint comes to RUN"
     ),
-]
-SpecOption = Annotated[
-    Path | None, typer.Option("--spec", help="the run spec of a bundle from elsewhere, which has none inside")
 ]
 CheckImagesOption = Annotated[
     bool, typer.Option("--check-images", help="see that every file that the manifest names is on this server")
@@ -104,37 +104,8 @@ def _refused(refusal: Refusal) -> NoReturn:
     sys.exit(refusal.exit_code)
 
 
-def _emit(as_json: bool, value: Any, text: str) -> None:
-    if as_json:
-        print(json.dumps(value, indent=2, sort_keys=True))
-    else:
-        screen.out.print(text, markup=False)
-
-
-@app.command("verify")
-def verify_command(
-    bundle: BundleArgument,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="trust files that did not change since they were verified")
-    ] = False,
-    spec: SpecOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Read every byte of a bundle and check what the bytes mean."""
-    verified = verified_bundle(bundle, use_memory=quick, spec=spec)
-    value = {
-        "bundle": str(verified.path),
-        "root": verified.root,
-        "files": len(verified.digests),
-        "verdict": "verified",
-    }
-    described = verified.spec
-    state = f"update {described.from_update} of {described.updates}"
-    _emit(
-        as_json,
-        value | {"run": described.name, "update": described.from_update},
-        f"VERIFIED {described.name} at {state}, root {verified.root}",
-    )
+app.command("verify")(verify_command)
+app.command("sign")(sign_command)
 
 
 @app.command("describe")
@@ -200,7 +171,7 @@ def resume_command(
         )
     plan = resuming.start(folder, image, engine)
     if detach:
-        _emit(as_json, {"container": plan.name}, f"STARTED {plan.name}")
+        emit(as_json, {"container": plan.name}, f"STARTED {plan.name}")
         return
     with screen.updates_progress(folder, plan.launch.run) as show:
         try:
@@ -212,7 +183,7 @@ def resume_command(
             resuming.request_stop(folder)
             ended = resuming.follow(folder, plan.name, engine, lambda _: None)
     value = {"verdict": ended.verdict.value, "update": ended.update, "exit_code": int(ended.exit_code)}
-    _emit(as_json, value, f"{ended.verdict.value.upper()} at update {ended.update} of {plan.launch.updates}")
+    emit(as_json, value, f"{ended.verdict.value.upper()} at update {ended.update} of {plan.launch.updates}")
     raise typer.Exit(ended.exit_code)
 
 
@@ -235,7 +206,7 @@ def stop_command(
     name = container_name(folder.spec().name, folder.path)
     request = folder.output / folder.spec().outputs.request
     if dry_run:
-        _emit(
+        emit(
             as_json,
             {"request": str(request)},
             f"would write {request} and wait; the run is {engine.inspect(name).phase.value}",
@@ -244,7 +215,7 @@ def stop_command(
     if at_update is not None:
         resuming.refuse_unless_running(folder, engine.inspect(name))
         resuming.request_stop(folder, at_update)
-        _emit(as_json, {"request": str(request)}, f"REQUESTED a stop at update {at_update}")
+        emit(as_json, {"request": str(request)}, f"REQUESTED a stop at update {at_update}")
         return
     grace = grace_s if grace_s is not None else float(folder.server().stop_grace_s)
     with screen.err.status("waiting for the checkpoint") as waiting:
@@ -260,7 +231,7 @@ def stop_command(
     ended = resuming.close(folder, name, engine)
     newest, _ = folder.checkpoints()
     value = {"verdict": ended.verdict.value, "checkpoint": newest.name if newest else None}
-    _emit(
+    emit(
         as_json,
         value,
         f"{ended.verdict.value.upper()}; resume continues from {newest.name if newest else 'nothing'}",
@@ -295,7 +266,7 @@ def pack_command(
     if not folder.prepared_file.exists() and folder.spec_file.exists():
         if dry_run:
             names = sorted(str(path.relative_to(run)) for path in run.rglob("*") if not path.is_dir())
-            _emit(as_json, {"files": names}, "\n".join(names))
+            emit(as_json, {"files": names}, "\n".join(names))
             return
         packed = packing.pack_draft(folder.path, output)
     else:
@@ -306,7 +277,7 @@ def pack_command(
             screen.err.print(f"left out, not complete: {line}", markup=False, style="yellow")
         if dry_run:
             names = sorted(contents.files.keys() | contents.made.keys())
-            _emit(
+            emit(
                 as_json,
                 {"files": names, "update": contents.update},
                 "\n".join([*names, f"at update {contents.update}"]),
@@ -315,7 +286,7 @@ def pack_command(
         with screen.bytes_progress("packing", contents.size_bytes) as advance:
             packed = packing.pack(folder, output, advance)
     value = {"bundle": str(packed.path), "root": packed.root, "update": packed.update}
-    _emit(as_json, value, f"PACKED {packed.path} at update {packed.update}, root {packed.root}")
+    emit(as_json, value, f"PACKED {packed.path} at update {packed.update}, root {packed.root}")
 
 
 @app.command("compare")
@@ -360,7 +331,7 @@ def schema_command(folder: Path) -> None:
 def image_build_command(name: str, as_json: JsonOption = False, project: ProjectOption = PROJECT) -> None:
     """Build the image images/NAME.yaml, or see that it is there already."""
     pin = images.build(name, project, on_line=lambda line: screen.err.print(line, markup=False, style="dim"))
-    _emit(
+    emit(
         as_json,
         dataclasses.asdict(pin),
         f"IMAGE {pin.name} digest={pin.digest} config={pin.config} lock={pin.lock}",
@@ -374,7 +345,7 @@ def _prepare(bundle: Path, server: Path, run: Path, wish: Wish, as_json: bool) -
         return
     path = RunFolder(run).path
     value = {"run": str(path), "bundle": inputs.bundle.root, "update": inputs.bundle.spec.from_update}
-    _emit(as_json, value, f"PREPARE_OK {path}")
+    emit(as_json, value, f"PREPARE_OK {path}")
 
 
 def _show_plan(plan: LaunchPlan, as_json: bool) -> None:

@@ -34,26 +34,28 @@ def run(
     on_line: Callable[[str], None] | None = None,
     check: bool = True,
     timeout_s: float | None = None,
+    stdin: Path | None = None,
 ) -> Finished:
     """Run `command` to its end and return it.
 
     `env` replaces the environment; None inherits it. `on_line` sees every line as it comes. With `check`, a status
     other than 0 raises `Refusal` whose fault carries the last lines of the output and `fix`. `timeout_s` bounds a
-    process that is not followed by `on_line`.
+    process that is not followed by `on_line`. `stdin` is a file that it reads; without one it reads nothing.
     """
     words = [os.fspath(word) for word in command]
     try:
-        process = subprocess.Popen(
-            words,
-            cwd=cwd,
-            env=None if env is None else dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
-            errors="backslashreplace",
-        )
+        with Path(os.devnull if stdin is None else stdin).open("rb") as source:
+            process = subprocess.Popen(
+                words,
+                cwd=cwd,
+                env=None if env is None else dict(env),
+                stdin=source,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                encoding="utf-8",
+                errors="backslashreplace",
+            )
     except OSError as error:
         raise Refusal(
             Fault("program does not start", words[0], "an executable program", str(error), fix),

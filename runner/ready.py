@@ -6,9 +6,13 @@ is only shown.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast, get_args
+from typing import NoReturn, cast, get_args
 
 from runner import assets, prepare, screen, verify
 from runner.documents import load
@@ -42,12 +46,51 @@ def mode_of(word: str) -> Mode:
     return cast("Mode", word)
 
 
-def verified(bundle: Path, *, use_memory: bool, spec: Path | None = None) -> verify.VerifiedBundle:
-    """Verify the bundle at `bundle`, described by `spec` if it has no run spec inside, with progress. Raises `Refusal` as `verify.verify` does."""
-    opened = verify.open_bundle(bundle.absolute())
-    with screen.bytes_progress("verifying", opened.size_bytes) as advance:
+def verified(
+    bundle: Path,
+    *,
+    use_memory: bool,
+    spec: Path | None = None,
+    paranoid: bool = False,
+    root: str | None = None,
+    on_opened: Callable[[verify.Bundle], None] = lambda _: None,
+) -> verify.VerifiedBundle:
+    """Verify the bundle at `bundle`, described by `spec` if it has no run spec inside, with progress; show its notes.
+
+    `on_opened` may refuse it before a byte is read. Raises `Refusal` as `verify.open_bundle` and `verify.verify` do.
+    Ctrl-C and SIGTERM leave what was read remembered, so that the next verification goes on from there.
+    """
+    opened = verify.open_bundle(bundle.absolute(), root=root)
+    on_opened(opened)
+    with screen.bytes_progress("verifying", opened.size_bytes) as advance, _interruptible():
         given = None if spec is None else spec.read_bytes()
-        return verify.verify(opened, use_memory=use_memory, on_bytes=advance, spec_bytes=given)
+        found = verify.verify(
+            opened, use_memory=use_memory, paranoid=paranoid, on_bytes=advance, spec_bytes=given
+        )
+    for note in found.notes:
+        screen.err.print(f"note: {note}", markup=False, style="yellow")
+    return found
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM is Ctrl-C in here; either ends the program with a word, and the shell's exit code for it."""
+    ended_by = [signal.SIGINT]
+
+    def interrupt(number: int, _: object) -> NoReturn:
+        ended_by[0] = signal.Signals(number)
+        raise KeyboardInterrupt
+
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, interrupt) if main else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        screen.err.print("interrupted: the next `ferry verify` goes on from here")
+        raise SystemExit(128 + ended_by[0]) from None
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def make_ready(bundle: Path, server: Path, run: Path, wish: Wish) -> tuple[RebasedInputs, LaunchPlan]:

@@ -28,12 +28,16 @@ class ImageRef(Document):
 
 
 class Code(Document):
-    """The run's code: an archive in the bundle, its hash, and the git tree id of what it holds."""
+    """The run's code: an archive in the bundle, its hash, and the git tree id of what it holds.
+
+    `bundle` is a git bundle that holds `commit`: then the archive must be `git archive COMMIT`, byte for byte.
+    """
 
     archive: InsidePath
     sha256: Sha256
     tree: GitObject
     commit: GitObject | None = None
+    bundle: InsidePath | None = None
 
 
 class World(Document):

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from runner.errors import Fault, Refusal
 
 LIST_NAME = "SHA256SUMS"
+SIGNATURE_NAME = LIST_NAME + ".sig"
 _LINE = re.compile(rb"(\\?)([0-9a-f]{64}) [ *](.+)\Z", re.DOTALL)
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
 _UNESCAPE = re.compile(rb"\\(.?)", re.DOTALL)
@@ -88,8 +89,8 @@ def unsafe_reason(name: str) -> str | None:
     parts = name.split("/")
     if any(part in ("", ".", "..") for part in parts):
         return "has an empty, '.' or '..' part"
-    if name == LIST_NAME:
-        return "the list cannot list itself"
+    if name in (LIST_NAME, SIGNATURE_NAME):
+        return "the list cannot list itself, nor its signature"
     if any(len(os.fsencode(part)) > 255 for part in parts):
         return "has a part over 255 bytes"
     return None

@@ -124,7 +124,8 @@ class _Inert:
         self.parts.append(value)
 
 
-def _inert_class(module: str, name: str) -> type[_Inert]:
+def inert_class(module: str, name: str) -> type[_Inert]:
+    """Return a class that stands in for the global `name` of `module`: its objects keep their parts and do nothing."""
     return type(name, (_Inert,), {"__module__": module})
 
 
@@ -153,7 +154,7 @@ class _Reader(pickle.Unpickler):
             ("torch._utils", "_rebuild_parameter_with_state"),
         }:
             return lambda data, *_: data
-        return _inert_class(module, name)
+        return inert_class(module, name)
 
     def persistent_load(self, pid: Any) -> Any:
         match pid:

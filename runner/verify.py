@@ -1,49 +1,40 @@
 """From a bundle to a verified bundle: every byte, the set of files, the checkpoint, the code and the manifest.
 
-Promises: the rules apply in the order of docs/reference/bundle-format.md (list, set, bytes, then meaning); all faults
-of a stage are reported together; nothing is written but the memory of what was hashed, outside the bundle. Only
-`verify` makes a `VerifiedBundle`. Knows no engine and no torch.
+Promises: the rules apply in the order of docs/reference/bundle-format.md (list, set, sizes, bytes, then meaning); all
+faults of a stage are reported together; nothing is written but the memory of what was hashed, outside the bundle; a
+verification that was interrupted goes on where it was. Only `verify` makes a `VerifiedBundle`. Knows no engine and no
+torch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
-import stat
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
-from runner import archive, documents, lineage, manifest, sums
-from runner.errors import Fault, Refusal, refuse_if
+from runner import documents, meaning
+from runner.archive import Members
+from runner.bundle import FETCH_AGAIN, Bundle, open_bundle, read_listed
+from runner.errors import Fault, Note, Refusal, refuse_if
 from runner.inside import census
-from runner.inside.digests import Hashed, from_memory, hash_files, sha256_bytes, to_memory
+from runner.inside.digests import Hashed, from_memory, hash_file, hash_files, sha256_bytes, to_memory
+from runner.lineage import Link
+from runner.meaning import LINEAGE_NAME, SPEC_NAME
 from runner.record import cache_folder, write_file
 from runner.spec import RunSpec
 
-SPEC_NAME = "run.yaml"
-LINEAGE_NAME = "lineage.jsonl"
-_FETCH_AGAIN = "fetch this file again from where the bundle was packed"
+__all__ = ["LINEAGE_NAME", "SPEC_NAME", "Bundle", "VerifiedBundle", "open_bundle", "verify"]
+
 _PROOF = object()
+_SAVE_EVERY_S = 15.0
+_FINISHED = ".json"
+_UNFINISHED = ".unfinished.json"
 
 Progress = Callable[[int], None]
-T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True)
-class Bundle:
-    """A directory with a well-formed list whose files are all there, and no others. Not yet trusted."""
-
-    path: Path
-    digests: Mapping[str, str]
-    sizes: Mapping[str, int]
-    root: str
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of all listed files together."""
-        return sum(self.sizes.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,18 +42,19 @@ class VerifiedBundle:
     """A bundle of which every byte, and what the bytes mean, was found right. Only `verify` makes one.
 
     `root` is the SHA-256 of the list ('sha256:...'): it identifies the whole bundle. `hashed` holds the stamps that
-    allow the same bytes to be trusted again without reading them.
+    allow the same bytes to be trusted again without reading them. `notes` are what is odd and no reason to refuse.
     """
 
     path: Path
     root: str
     spec: RunSpec
     spec_bytes: bytes
-    code: archive.Members
+    code: Members
     checkpoint: census.Checkpoint | None
-    lineage: tuple[lineage.Link, ...]
+    lineage: tuple[Link, ...]
     digests: Mapping[str, str]
     hashed: Mapping[str, Hashed]
+    notes: tuple[Note, ...]
     proof: dataclasses.InitVar[object]
 
     def __post_init__(self, proof: object) -> None:
@@ -70,67 +62,95 @@ class VerifiedBundle:
             raise TypeError("a VerifiedBundle is made by verify.verify alone")
 
 
-def open_bundle(path: Path) -> Bundle:
-    """Read the list of the bundle at `path` and compare it with the files that are there.
-
-    Raises `Refusal` with every fault: no list, a bad list (see `sums.parse`), files missing, unexpected or unsafe.
-    """
-    where = path / sums.LIST_NAME
-    try:
-        raw = where.read_bytes()
-    except OSError as error:
-        fix = "give the folder that holds SHA256SUMS; a bundle without one is not complete"
-        raise Refusal(
-            Fault("not a bundle", str(where), "the list of its files", os.strerror(error.errno or 0), fix)
-        ) from error
-    digests = sums.parse(raw, str(where))
-    faults: list[Fault] = []
-    sizes = _walk(path, faults)
-    sizes.pop(sums.LIST_NAME, None)
-    unsafe = {fault.where for fault in faults}
-    for name in digests.keys() - sizes.keys():
-        if str(path / name) not in unsafe:
-            faults.append(
-                Fault("missing", str(path / name), "a file, as listed", "no such file", _FETCH_AGAIN)
-            )
-    for name in sizes.keys() - digests.keys():
-        fix = "move it out of the bundle; a bundle is never written to"
-        faults.append(Fault("unexpected", str(path / name), "only listed files", f"{sizes[name]} bytes", fix))
-    refuse_if(sorted(faults, key=lambda fault: fault.where))
-    return Bundle(path, digests, sizes, "sha256:" + sha256_bytes(raw))
-
-
 def verify(
     bundle: Bundle,
     *,
     use_memory: bool = False,
+    paranoid: bool = False,
     on_bytes: Progress | None = None,
     spec_bytes: bytes | None = None,
 ) -> VerifiedBundle:
     """Hash every file of `bundle`, then check what the files mean, and return the verified bundle.
 
     `spec_bytes` is the run spec of a bundle from elsewhere, which has none inside; such a bundle needs no lineage either.
-    With `use_memory`, a file whose stamp is what it was when its digest was last found right is not read again.
-    Raises `Refusal` with every mismatch; when all bytes are right, with every fault of spec, code, manifest,
-    checkpoint and lineage together.
+    A file is not read again if its stamp is what it was when a verification of this very list, that was interrupted,
+    found it right; with `use_memory`, also when any verification found it right; with `paranoid`, every file is read.
+    Raises `Refusal` with every file whose size is not its inventory's; then with every mismatch; when all bytes are
+    right, with every fault of spec, code, manifest, checkpoint, pickles and lineage together.
     """
-    remembered = _recall(bundle) if use_memory else {}
-    hashed = hash_files(bundle.path, bundle.digests, remembered=remembered, on_bytes=on_bytes)
+    refuse_if(_size_faults(bundle))
+    memory = {} if paranoid else _recall(bundle, finished=use_memory)
+    hashed = _hash(bundle, memory, on_bytes)
     faults = []
     right: dict[str, Hashed] = {}
     for name, found in hashed.items():
-        where, wanted = str(bundle.path / name), bundle.digests[name]
+        wanted = bundle.digests[name]
         if isinstance(found, OSError):
-            faults.append(Fault("cannot be read", where, f"sha256 {wanted}", str(found), _FETCH_AGAIN))
+            where = str(bundle.path / name)
+            faults.append(Fault("cannot be read", where, f"sha256 {wanted}", str(found), FETCH_AGAIN))
         elif found.sha256 != wanted:
-            faults.append(
-                Fault("mismatch", where, f"sha256 {wanted}", f"sha256 {found.sha256}", _FETCH_AGAIN)
-            )
+            where = str(bundle.path / name)
+            faults.append(Fault("mismatch", where, f"sha256 {wanted}", f"sha256 {found.sha256}", FETCH_AGAIN))
         else:
             right[name] = found
-    _remember(bundle, right)
+    _remember(bundle, _FINISHED, to_memory(right))
+    with contextlib.suppress(OSError):
+        _memory_path(bundle, _UNFINISHED).unlink(missing_ok=True)
     refuse_if(faults)
     return _meaning(bundle, right, spec_bytes)
+
+
+def _size_faults(bundle: Bundle) -> list[Fault]:
+    """Sizes of an inventory, if its own bytes are right: seconds instead of minutes for a file that was cut off."""
+    faults = []
+    for name in sorted(bundle.digests):
+        folder, _, last = name.rpartition("/")
+        if last != census.INVENTORY or not folder:
+            continue
+        try:
+            if hash_file(bundle.path / name).sha256 != bundle.digests[name]:
+                continue
+            files = json.loads((bundle.path / name).read_bytes())["files"].items()
+            sizes = {f"{folder}/{file}": entry["bytes"] for file, entry in files}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            continue  # Its faults are told by the stages that follow.
+        faults += [
+            Fault(
+                "size differs",
+                str(bundle.path / file),
+                f"{size} bytes",
+                f"{bundle.sizes[file]} bytes",
+                FETCH_AGAIN,
+            )
+            for file, size in sizes.items()
+            if file in bundle.sizes and bundle.sizes[file] != size
+        ]
+    return faults
+
+
+def _hash(
+    bundle: Bundle, memory: Mapping[str, Hashed], on_bytes: Progress | None
+) -> dict[str, Hashed | OSError]:
+    """Hash all files; what was found right is saved now and then, and when the caller is interrupted."""
+    right = {name: entry for name, entry in memory.items() if bundle.digests.get(name) == entry.sha256}
+    saved = time.monotonic()
+
+    def save() -> None:
+        _remember(bundle, _UNFINISHED, {"root": bundle.root, "files": to_memory(right)})
+
+    def keep(name: str, entry: Hashed) -> None:
+        nonlocal saved
+        if entry.sha256 == bundle.digests[name]:
+            right[name] = entry
+        if time.monotonic() - saved > _SAVE_EVERY_S:
+            save()
+            saved = time.monotonic()
+
+    try:
+        return hash_files(bundle.path, bundle.digests, remembered=right, on_bytes=on_bytes, on_hashed=keep)
+    except BaseException:
+        save()
+        raise
 
 
 def _meaning(bundle: Bundle, hashed: Mapping[str, Hashed], given: bytes | None) -> VerifiedBundle:
@@ -142,13 +162,19 @@ def _meaning(bundle: Bundle, hashed: Mapping[str, Hashed], given: bytes | None) 
     if given is None and SPEC_NAME not in bundle.digests:
         fix = "for a bundle from elsewhere, draft one with `ferry describe` and give it with --spec; else pack it again"
         raise Refusal(Fault("no run spec", str(bundle.path / SPEC_NAME), "run.yaml", "no such file", fix))
-    spec_bytes = _read(bundle, SPEC_NAME) if given is None else given
+    spec_bytes = read_listed(bundle, SPEC_NAME) if given is None else given
     spec = documents.parse(RunSpec, spec_bytes, str(bundle.path / SPEC_NAME))
     faults: list[Fault] = []
-    code = _gather(faults, lambda: _code(bundle, spec)) or {}
-    checkpoint = _gather(faults, lambda: _checkpoint(bundle, spec))
-    links = _gather(faults, lambda: _lineage(bundle, spec, needed=given is None)) or ()
-    _gather(faults, lambda: _manifest(bundle, spec))
+    notes: tuple[Note, ...] = ()
+    code = meaning.gather(faults, lambda: meaning.check_code(bundle, spec)) or {}
+    before = len(faults)
+    meaning.gather(faults, lambda: meaning.check_pickles(bundle, spec))
+    checkpoint = meaning.gather(faults, lambda: meaning.check_checkpoint(bundle, spec))
+    if checkpoint is not None and len(faults) == before:
+        found = checkpoint
+        notes = meaning.gather(faults, lambda: meaning.check_consistency(found, spec)) or ()
+    links = meaning.gather(faults, lambda: meaning.check_lineage(bundle, spec, needed=given is None)) or ()
+    meaning.gather(faults, lambda: meaning.check_manifest(bundle, spec))
     refuse_if(faults)
     return VerifiedBundle(
         bundle.path,
@@ -160,163 +186,29 @@ def _meaning(bundle: Bundle, hashed: Mapping[str, Hashed], given: bytes | None) 
         links,
         bundle.digests,
         hashed,
+        notes,
         proof=_PROOF,
     )
 
 
-def _gather(faults: list[Fault], step: Callable[[], T]) -> T | None:
-    try:
-        return step()
-    except Refusal as refusal:
-        faults.extend(refusal.faults)
-        return None
+def _memory_path(bundle: Bundle, kind: str) -> Path:
+    return cache_folder() / "verified" / f"{sha256_bytes(os.fsencode(bundle.path.resolve()))}{kind}"
 
 
-def _code(bundle: Bundle, spec: RunSpec) -> archive.Members:
-    where = _listed(bundle, spec.code.archive, "code.archive", spec.code.sha256)
-    members = archive.read(where)
-    tree = archive.tree_of(members)
-    if tree != spec.code.tree:
-        raise Refusal(
-            Fault(
-                "code tree differs",
-                str(where),
-                f"tree {spec.code.tree}",
-                f"tree {tree}",
-                "pack the run again",
-            )
-        )
-    return members
+def _recall(bundle: Bundle, *, finished: bool) -> dict[str, Hashed]:
+    """What an interrupted verification of this list found right; with `finished`, what any verification did."""
+    known: dict[str, Hashed] = {}
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        if finished:
+            known = from_memory(json.loads(_memory_path(bundle, _FINISHED).read_bytes()))
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        match json.loads(_memory_path(bundle, _UNFINISHED).read_bytes()):
+            case {"root": bundle.root, "files": files}:
+                known |= from_memory(files)
+    return known
 
 
-def _manifest(bundle: Bundle, spec: RunSpec) -> None:
-    data = spec.data
-    where = _listed(bundle, data.manifest, "data.manifest", data.sha256)
-    facts = manifest.read_facts(where, data.path_columns, spec.assets[data.root].origin)
-    faults = []
-    if facts.sha256 != data.sha256:
-        faults.append(
-            Fault("mismatch", str(where), data.sha256, facts.sha256, "it changes while it is read: stop that")
-        )
-    if facts.rows != data.rows:
-        faults.append(Fault("rows differ", str(where), str(data.rows), str(facts.rows), "pack the run again"))
-    if facts.fingerprint != data.fingerprint:
-        fix = "the episodes, their order or their targets changed: take the manifest of the run"
-        faults.append(Fault("fingerprint differs", str(where), data.fingerprint, facts.fingerprint, fix))
-    refuse_if(faults)
-
-
-def _checkpoint(bundle: Bundle, spec: RunSpec) -> census.Checkpoint | None:
-    if spec.checkpoint == "fresh":
-        return None
-    checkpoint = census.take_census(bundle.path / spec.checkpoint.path, spec.world.ranks)
-    where = str(bundle.path / spec.checkpoint.path)
-    faults = []
-    if checkpoint.update != spec.checkpoint.update:
-        faults.append(
-            Fault(
-                "update differs",
-                where,
-                str(spec.checkpoint.update),
-                str(checkpoint.update),
-                "pack the run again",
-            )
-        )
-    if checkpoint.updates != spec.updates:
-        fix = "a new total is a continuation, not a move: declare it"
-        faults.append(
-            Fault("total of updates differs", where, f"{spec.updates}", f"{checkpoint.updates}", fix)
-        )
-    for name, entry in checkpoint.files.items():
-        listed = bundle.digests[f"{spec.checkpoint.path}/{name}"]
-        if listed != entry.sha256:
-            fix = "the checkpoint was changed before it was packed: pack it again from where it was made"
-            faults.append(
-                Fault(
-                    "inventory and list differ",
-                    f"{where}/{name}",
-                    f"sha256 {entry.sha256}",
-                    f"sha256 {listed}",
-                    fix,
-                )
-            )
-    refuse_if(faults)
-    return checkpoint
-
-
-def _lineage(bundle: Bundle, spec: RunSpec, *, needed: bool) -> tuple[lineage.Link, ...]:
-    if LINEAGE_NAME not in bundle.digests:
-        if spec.checkpoint == "fresh" or not needed:
-            return ()
-        where = str(bundle.path / LINEAGE_NAME)
-        raise Refusal(
-            Fault("no lineage", where, "who trained which updates", "no such file", "pack the run again")
-        )
-    return lineage.parse(_read(bundle, LINEAGE_NAME), str(bundle.path / LINEAGE_NAME))
-
-
-def _read(bundle: Bundle, name: str) -> bytes:
-    """Return the bytes of a small file, which must be those that were hashed: what is used is what was verified."""
-    raw = (bundle.path / name).read_bytes()
-    if sha256_bytes(raw) != bundle.digests[name]:
-        where, fix = str(bundle.path / name), "it changes while it is read: stop that, then verify again"
-        raise Refusal(
-            Fault("mismatch", where, f"sha256 {bundle.digests[name]}", f"sha256 {sha256_bytes(raw)}", fix)
-        )
-    return raw
-
-
-def _listed(bundle: Bundle, name: str, field: str, sha256: str) -> Path:
-    where = str(bundle.path / SPEC_NAME) + f": {field}"
-    if name not in bundle.digests:
-        raise Refusal(
-            Fault("named but not there", where, f"a listed file {name}", "none", "pack the run again")
-        )
-    if "sha256:" + bundle.digests[name] != sha256:
-        found = "sha256:" + bundle.digests[name]
-        raise Refusal(Fault("spec and list differ", f"{where} ({name})", sha256, found, "pack the run again"))
-    return bundle.path / name
-
-
-def _walk(root: Path, faults: list[Fault]) -> dict[str, int]:
-    """Relative path -> size of every regular file below `root`; links, devices and unreadable folders are faults."""
-    sizes: dict[str, int] = {}
-    pending = [("", root)]
-    while pending:
-        prefix, folder = pending.pop()
-        try:
-            entries = list(os.scandir(folder))
-        except OSError as error:
-            faults.append(
-                Fault("cannot be read", str(folder), "a readable folder", str(error), "mend its permissions")
-            )
-            continue
-        for entry in entries:
-            status = entry.stat(follow_symlinks=False)
-            if stat.S_ISDIR(status.st_mode):
-                pending.append((f"{prefix}{entry.name}/", Path(entry.path)))
-            elif stat.S_ISREG(status.st_mode):
-                sizes[prefix + entry.name] = status.st_size
-            else:
-                found = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "a device, socket or pipe"
-                faults.append(Fault("unsafe", entry.path, "a regular file or a folder", found, _FETCH_AGAIN))
-    return sizes
-
-
-def _memory_path(bundle: Bundle) -> Path:
-    return cache_folder() / "verified" / f"{sha256_bytes(os.fsencode(bundle.path.resolve()))}.json"
-
-
-def _recall(bundle: Bundle) -> dict[str, Hashed]:
-    try:
-        return from_memory(json.loads(_memory_path(bundle).read_bytes()))
-    except (OSError, ValueError):
-        return {}
-
-
-def _remember(bundle: Bundle, hashed: Mapping[str, Hashed]) -> None:
-    memory = json.dumps(to_memory(hashed)).encode()
-    try:
-        write_file(_memory_path(bundle), memory)
-    except OSError:
-        return  # A cache that cannot be written costs time later and nothing else.
+def _remember(bundle: Bundle, kind: str, memory: object) -> None:
+    # A cache that cannot be written, or that there is no place for, costs time later and nothing else.
+    with contextlib.suppress(OSError):
+        write_file(_memory_path(bundle, kind), json.dumps(memory).encode())

@@ -45,7 +45,7 @@ def test_a_good_bundle_is_verified(tmp_path: Path) -> None:
 def test_only_verify_makes_a_verified_bundle() -> None:
     """Launching an unverified bundle is a type error; making one by hand is an error too."""
     with pytest.raises(TypeError):
-        VerifiedBundle(Path(), "", None, b"", {}, None, (), {}, {}, proof=None)  # type: ignore[arg-type]
+        VerifiedBundle(Path(), "", None, b"", {}, None, (), {}, {}, (), proof=None)  # type: ignore[arg-type]
 
 
 def test_one_flipped_bit_in_any_file_is_found_and_named(tmp_path: Path) -> None:

@@ -226,9 +226,9 @@ def _silent(count: int) -> None:
 def to_memory(hashed: Mapping[str, Hashed]) -> dict[str, list[object]]:
     """Return what JSON can hold of the digests that may be remembered."""
     return {
-        name: [entry.sha256, *dataclasses.astuple(entry.stamp)]
+        name: [entry.sha256, at.device, at.inode, at.size_bytes, at.mtime_ns, at.ctime_ns]
         for name, entry in hashed.items()
-        if entry.stamp is not None
+        if (at := entry.stamp) is not None
     }
 
 
