@@ -118,8 +118,6 @@ def _fresh(work: Path) -> Path:
                     fix,
                 )
             )
-        for path in (work / "origin").glob("*"):
-            path.unlink()
         shutil.rmtree(work)
     write_file(work / _MARKER, b"made by `ferry demo`; it is deleted by the next one\n")
     return work

@@ -42,31 +42,60 @@ class VenvEngine:
         self._process = self._scratch / "process.json"
         self._ended = self._scratch / "ended.json"
         self._log = self._scratch / "console.log"
+        self._links = self._scratch / "links.json"
 
     def prepare(self, plan: LaunchPlan) -> None:
-        """Make the links that stand in for mounts. Raises `Refusal` naming each that cannot be made."""
-        faults = []
+        """Make the links that stand in for mounts; `remove` takes them away again, as a container's mounts go with it.
+
+        Raises `Refusal` naming each that cannot be made, and then leaves none.
+        """
+        faults: list[Fault] = []
+        made = self._made()  # Those of a run that was killed are ours still.
         for link, target in plan.links.items():
-            path = Path(link)
-            if path.is_symlink() or path.exists():
-                if path.resolve() != Path(target).resolve() and not self._empty_folder(path):
-                    fix = f"move it away, or use the docker engine, which mounts {target} there"
-                    faults.append(
-                        Fault(
-                            "origin is taken", link, f"nothing, or a link to {target}", "something else", fix
-                        )
-                    )
-                    continue
-                if path.resolve() == Path(target).resolve():
-                    continue
-                path.rmdir()
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.symlink_to(target)
-            except OSError as error:
-                fix = f"as root: ln -s {target} {link}; or use the docker engine, which mounts it"
-                faults.append(Fault("origin cannot be linked", link, f"a link to {target}", str(error), fix))
+            if Path(link).resolve() == Path(target).resolve():
+                continue  # It is there already.
+            fault = self._link_fault(Path(link), target)
+            if fault is None:
+                made[link] = target
+            else:
+                faults.append(fault)
+        write_file(self._links, to_json(made))
+        if faults:
+            self._unlink()
         refuse_if(faults)
+
+    def _link_fault(self, link: Path, target: str) -> Fault | None:
+        if link.is_symlink() or (link.exists() and not _is_empty_folder(link)):
+            fix = f"move it away, or use the docker engine, which mounts {target} there"
+            return Fault(
+                "origin is taken", str(link), f"nothing, or a link to {target}", "something else", fix
+            )
+        try:
+            if link.exists():
+                link.rmdir()
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(target)
+        except OSError as error:
+            fix = f"as root: ln -s {target} {link}; or use the docker engine, which mounts it"
+            return Fault("origin cannot be linked", str(link), f"a link to {target}", str(error), fix)
+        return None
+
+    def _made(self) -> dict[str, str]:
+        """The recorded links that are still what was made."""
+        try:
+            recorded = json.loads(self._links.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return {
+            link: target
+            for link, target in recorded.items()
+            if os.path.islink(link) and os.readlink(link) == target  # noqa: PTH114, PTH115 - the text, not a path
+        }
+
+    def _unlink(self) -> None:
+        for link in self._made():
+            Path(link).unlink()
+        self._links.unlink(missing_ok=True)
 
     def start(self, plan: LaunchPlan) -> None:
         """Start the start program in the venv of the plan, in a session of its own."""
@@ -136,7 +165,8 @@ class VenvEngine:
         return State(Phase.ENDED) if self._process.exists() else State(Phase.ABSENT)
 
     def remove(self, name: str) -> None:  # noqa: ARG002 - the engine's Protocol
-        """Forget the ended process."""
+        """Forget the ended process, and take its links away."""
+        self._unlink()
         self._process.unlink(missing_ok=True)
         self._ended.unlink(missing_ok=True)
 
@@ -145,9 +175,10 @@ class VenvEngine:
             record = json.loads(self._process.read_bytes())
             process = psutil.Process(record["pid"])
             alive = process.create_time() == record["born"] and process.status() != psutil.STATUS_ZOMBIE
-        except (OSError, ValueError, psutil.NoSuchProcess):
+        except (OSError, ValueError, KeyError, TypeError, psutil.Error):
             return None
         return process if alive else None
 
-    def _empty_folder(self, path: Path) -> bool:
-        return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
