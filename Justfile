@@ -63,6 +63,10 @@ check: _setup
     mypy
     lint-imports
 
+# Damaged and hostile lists, archives and pickles: each must be answered or refused.
+fuzz *args: _setup
+    @cd {{ quote(project) }} && python -m tests.fuzz.readers "$@"
+
 # Side-by-side measurements; prints ratios.
 bench *args: _setup
     @python -m bench.bundles "$@"

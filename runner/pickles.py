@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import pickletools
 import re
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -335,10 +336,13 @@ def _one_pickle(file: BinaryIO, named: set[str]) -> Any:
     """Follow one pickle from where `file` stands to its STOP; add what it names; return its value if it is plain."""
     machine = _Machine(named)
     try:
-        for opcode, arg, _ in pickletools.genops(file):
-            if opcode.name == "STOP":
-                return machine.pop()
-            machine.step(opcode, arg)
+        with warnings.catch_warnings():
+            # An odd escape in old-style text is a warning of Python's own.
+            warnings.simplefilter("ignore")
+            for opcode, arg, _ in pickletools.genops(file):
+                if opcode.name == "STOP":
+                    return machine.pop()
+                machine.step(opcode, arg)
     except (ValueError, IndexError, OverflowError, MemoryError, EOFError, RecursionError) as error:
         raise Unfollowable(f"not a pickle, or a damaged one: {error}", named) from error
     raise Unfollowable("a pickle without an end", named)
