@@ -55,8 +55,6 @@ build_one() {
     if [ "$name" = deepspeed ]; then
         "$tools/bin/python" "$RECIPE/deepspeed_arch.py" "$WORK/source" "$ARCH"
     fi
-    # One op after the other would leave most cores idle.
-    printf '\n[build_ext]\nparallel = %s\n' "$(nproc)" >> "$WORK/source/setup.cfg"
     # DeepSpeed asks for debug information: a third of the compile time, ten times the size, and this folder's name in
     # the ops. The last -g counts.
     printf '#!/bin/sh\nexec g++ "$@" -g0\n' > "$WORK/c++"
