@@ -147,7 +147,14 @@ def _hash(
             saved = time.monotonic()
 
     try:
-        return hash_files(bundle.path, bundle.digests, remembered=right, on_bytes=on_bytes, on_hashed=keep)
+        return hash_files(
+            bundle.path,
+            bundle.digests,
+            remembered=right,
+            sizes=bundle.sizes,
+            on_bytes=on_bytes,
+            on_hashed=keep,
+        )
     except BaseException:
         save()
         raise

@@ -87,3 +87,15 @@ def test_all_faults_come_together() -> None:
     with pytest.raises(Refusal) as refused:
         sums.parse(b"x\n" + A.encode() + b"  ../y\n", "list")
     assert [fault.where for fault in refused.value.faults] == ["list:1", "list:2"]
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=300),
+        st.lists(st.sampled_from([b".", b"..", b"a", b"", b"x" * 255, b"x" * 256])).map(b"/".join),
+    )
+)
+def test_the_short_way_to_safe_is_the_long_way(raw: bytes) -> None:
+    """A name that passes in one step has nothing against it, and the other way round."""
+    short = sums._SAFE.match(raw) is not None and raw not in sums._OWN
+    assert short == (sums.unsafe_reason(os.fsdecode(raw)) is None)

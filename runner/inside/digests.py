@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 # Measured (docs/benchmarks.md): from 128 KiB to 512 KiB a buffer stays in a core's own cache between read and hash.
 BUFFER_BYTES = 1 << 18
@@ -35,9 +36,11 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 OnBytes = Callable[[int], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class Stamp:
-    """What identifies one state of a file without reading it; times in nanoseconds."""
+class Stamp(NamedTuple):
+    """What identifies one state of a file without reading it; times in nanoseconds.
+
+    A named tuple, not a dataclass: one is made for every file, and bundles of 100,000 files exist.
+    """
 
     device: int
     inode: int
@@ -79,6 +82,7 @@ def hash_files(
     names: Iterable[str],
     *,
     remembered: Mapping[str, Hashed] | None = None,
+    sizes: Mapping[str, int] | None = None,
     on_bytes: OnBytes | None = None,
     on_hashed: Callable[[str, Hashed], None] | None = None,
     threads: int | None = None,
@@ -87,7 +91,8 @@ def hash_files(
 
     `remembered` digests stand in for reading where the stamp still holds; `on_bytes` (called from several threads)
     then still hears of the size. `on_hashed` hears, in the caller's thread, of every file that was read, as soon as it
-    was. `threads` defaults to the CPUs this process may use. An exception in the caller's thread (Ctrl-C) ends the
+    was. `sizes`, where the caller has them, only decide the order. `threads` defaults to the CPUs this process may use. An
+    exception in the caller's thread (Ctrl-C) ends the
     readers at their next buffer.
     """
     wanted = list(names)
@@ -108,8 +113,8 @@ def hash_files(
         return done
 
     try:
-        sizes = _sizes(folder, wanted, remembered or {}, tell, results)
-        tasks = {pool.submit(work, batch): batch for batch in _batches(sizes)}
+        found = _sizes(folder, wanted, remembered or {}, sizes or {}, tell, results)
+        tasks = {pool.submit(work, batch): batch for batch in _batches(found)}
         for task in concurrent.futures.as_completed(tasks):
             for name, entry in zip(tasks[task], task.result(), strict=True):
                 results[name] = entry
@@ -126,12 +131,16 @@ def _sizes(
     folder: int,
     names: Iterable[str],
     known: Mapping[str, Hashed],
+    given: Mapping[str, int],
     tell: OnBytes,
     results: dict[str, Hashed | OSError],
 ) -> dict[str, int]:
     """Name -> size of what must be read; the others go into `results`."""
     sizes: dict[str, int] = {}
     for name in names:
+        if name in given and name not in known:
+            sizes[name] = given[name]
+            continue
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except OSError as error:
@@ -171,6 +180,7 @@ def _hash_or_error(name: str, folder: int, tell: OnBytes, ended: threading.Event
 
 
 def _hash(name: str, folder: int | None, tell: OnBytes, ended: threading.Event) -> Hashed:
+    began = time.time_ns()
     descriptor = os.open(name, _FLAGS, dir_fd=folder)
     try:
         before = os.fstat(descriptor)
@@ -180,18 +190,20 @@ def _hash(name: str, folder: int | None, tell: OnBytes, ended: threading.Event) 
             content = os.read(descriptor, before.st_size + 1)
             while len(content) < before.st_size and (more := os.read(descriptor, _SMALL_BYTES)):
                 content += more
+            after = os.fstat(descriptor)
             sha256, size = hashlib.sha256(content).hexdigest(), len(content)
             tell(size)
         else:
             sha256, size = _stream(descriptor, tell, ended)
-        after = os.fstat(descriptor)
+            after = os.fstat(descriptor)
     finally:
         os.close(descriptor)
-    stamp = Stamp.of(after)
-    if Stamp.of(before) != stamp or size != after.st_size:
+    mtime, ctime = after.st_mtime_ns, after.st_ctime_ns
+    if before.st_ctime_ns != ctime or before.st_mtime_ns != mtime or size != after.st_size:
         raise OSError(f"the file changes while it is read: {name}")
-    settled = time.time_ns() - max(stamp.mtime_ns, stamp.ctime_ns) > _TOO_FRESH_NS
-    return Hashed(sha256, size, stamp if settled else None)
+    latest = mtime if mtime > ctime else ctime
+    stamp = Stamp.of(after) if began - latest > _TOO_FRESH_NS else None
+    return Hashed(sha256, size, stamp)
 
 
 def _stream(descriptor: int, tell: OnBytes, ended: threading.Event) -> tuple[str, int]:
@@ -225,11 +237,7 @@ def _silent(count: int) -> None:
 
 def to_memory(hashed: Mapping[str, Hashed]) -> dict[str, list[object]]:
     """Return what JSON can hold of the digests that may be remembered."""
-    return {
-        name: [entry.sha256, at.device, at.inode, at.size_bytes, at.mtime_ns, at.ctime_ns]
-        for name, entry in hashed.items()
-        if (at := entry.stamp) is not None
-    }
+    return {name: [entry.sha256, *entry.stamp] for name, entry in hashed.items() if entry.stamp is not None}
 
 
 def from_memory(memory: object) -> dict[str, Hashed]:
