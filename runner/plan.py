@@ -237,7 +237,8 @@ def _environment(inputs: RebasedInputs, paths: RunPaths, scratch: str) -> dict[s
         "USER": "ferry",
         "LOGNAME": "ferry",
         "LANG": "C.UTF-8",
-        "TMPDIR": tmp,
+        # Also without a container: libraries take paths for patterns, and a run folder may hold "[".
+        "TMPDIR": "/tmp",  # noqa: S108
         "PYTHONPATH": paths.code,
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
