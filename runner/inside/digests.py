@@ -201,7 +201,7 @@ def _hash(name: str, folder: int | None, tell: OnBytes, ended: threading.Event) 
     mtime, ctime = after.st_mtime_ns, after.st_ctime_ns
     if before.st_ctime_ns != ctime or before.st_mtime_ns != mtime or size != after.st_size:
         raise OSError(f"the file changes while it is read: {name}")
-    latest = mtime if mtime > ctime else ctime
+    latest = max(ctime, mtime)
     stamp = Stamp.of(after) if began - latest > _TOO_FRESH_NS else None
     return Hashed(sha256, size, stamp)
 
