@@ -47,6 +47,25 @@ def refuse_if_taken(folder: RunFolder) -> None:
         )
 
 
+def _refuse_if_inside(path: Path, inputs: RebasedInputs) -> None:
+    """Raise `Refusal` if the run folder would appear in its own bundle, or in data of this server."""
+    for what, place in (
+        ("bundle", inputs.bundle.path),
+        *((f"asset '{a.name}'", a.host) for a in inputs.assets),
+    ):
+        if path.resolve().is_relative_to(place.resolve()):
+            fix = "choose another --run: a bundle is never written to, and neither is an asset"
+            raise Refusal(
+                Fault(
+                    f"run folder lies in the {what}",
+                    str(path),
+                    f"a path outside of {place}",
+                    "one inside",
+                    fix,
+                )
+            )
+
+
 def laid_bytes(inputs: RebasedInputs) -> int:
     """Return how many bytes preparing `inputs` will link, clone or copy."""
     if inputs.mode == "mount":
@@ -69,6 +88,7 @@ def prepare(
     `check` sees the folder before it has its name, and before a byte of the checkpoint was copied.
     """
     refuse_if_taken(folder)
+    _refuse_if_inside(folder.path, inputs)
     made = _make_parents(folder.path.parent)
     aside = RunFolder(folder.path.with_name(f".{folder.path.name}.preparing-{secrets.token_hex(4)}"))
     try:

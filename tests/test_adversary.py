@@ -14,6 +14,7 @@ from runner import documents, lineage, pack, screen
 from runner.compare import compare
 from runner.engine import Phase, State
 from runner.errors import ExitCode, Refusal, Verdict
+from runner.prepare import prepare
 from runner.resume import refuse_unless_running, request_stop
 from runner.run import RunFolder, judge
 from runner.server import ServerProfile
@@ -21,7 +22,7 @@ from runner.status import read_status
 from runner.verify import open_bundle, verify
 from tests.builder import make_bundle, snapshot
 from tests.test_lineage_pack import links_of, run_at
-from tests.test_rebase_plan import plan_of
+from tests.test_rebase_plan import HOST, IMAGE, inputs_of, plan_launch, plan_of
 
 
 def test_a_run_is_not_trained_while_it_is_packed(tmp_path: Path) -> None:
@@ -95,6 +96,17 @@ def test_a_bundle_is_not_packed_into_what_it_comes_from(tmp_path: Path, place: s
     before = snapshot(tmp_path)
     with pytest.raises(Refusal, match="inside another folder"):
         pack.pack(run, tmp_path / place)
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("place", ["bundle/run", "server-a files/images/run"])
+def test_a_run_folder_does_not_appear_in_its_bundle_or_data(tmp_path: Path, place: str) -> None:
+    """One there would make the bundle fail its own list."""
+    inputs = inputs_of(tmp_path)
+    run = RunFolder(tmp_path / place)
+    before = snapshot(tmp_path)
+    with pytest.raises(Refusal, match="run folder lies in the"):
+        prepare(inputs, plan_launch(inputs, IMAGE, run.path, HOST), run, b"{}")
     assert snapshot(tmp_path) == before
 
 
