@@ -18,8 +18,7 @@ set -eu
 SUITE=bookworm
 # Times newer than this are set to it. Any fixed moment does.
 SOURCE_DATE_EPOCH=1767225600
-PYTHONHASHSEED=0
-export SOURCE_DATE_EPOCH PYTHONHASHSEED
+umask 022
 
 packages=python3,python3-venv,ca-certificates
 case "${1:-}" in
@@ -28,8 +27,7 @@ case "${1:-}" in
     *) echo "usage: $0 runtime|toolchain OUT.tar OUT.packages" >&2; exit 2 ;;
 esac
 out_tar=$2
-FERRY_OUT_PACKAGES=$3
-export FERRY_OUT_PACKAGES
+out_packages=$3
 
 fail() {
     printf '%s\n' "$@" >&2
@@ -63,8 +61,15 @@ keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 [ -r "$keyring" ] || fail "$keyring is missing: apt-get install debian-archive-keyring"
 
 # Byte code is checked by nothing at run time (unchecked-hash), so that it is valid whatever happens to the times of
-# the source files, and imports stay fast on a read-only root.
-mmdebstrap --quiet --variant=minbase --architectures=amd64 --include="$packages" "$@" \
+# the source files, and imports stay fast on a read-only root. -f, and no byte code written by importing: compileall
+# would leave alone what its own imports have written a moment before, with the times of the source in it.
+# Of the caller's environment only the way to the mirror gets in: one that had PYTHONDONTWRITEBYTECODE, and one that
+# had not, once made two bases that differed.
+env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/nonexistent LC_ALL=C.UTF-8 TZ=UTC TMPDIR="${TMPDIR:-/tmp}" \
+    SOURCE_DATE_EPOCH="$SOURCE_DATE_EPOCH" PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE=1 \
+    FERRY_OUT_PACKAGES="$out_packages" \
+    ${http_proxy:+http_proxy="$http_proxy"} ${https_proxy:+https_proxy="$https_proxy"} ${no_proxy:+no_proxy="$no_proxy"} \
+    mmdebstrap --quiet --variant=minbase --architectures=amd64 --include="$packages" "$@" \
     --aptopt='APT::Install-Recommends "false"' \
     --dpkgopt='path-exclude=/usr/share/doc/*' \
     --dpkgopt='path-include=/usr/share/doc/*/copyright' \
@@ -75,7 +80,7 @@ mmdebstrap --quiet --variant=minbase --architectures=amd64 --include="$packages"
     --customize-hook='rm -f "$1"/etc/apt/sources.list.d/* "$1/etc/apt/apt.conf.d/99mmdebstrap"' \
     --customize-hook='echo "# no package is installed into a running image; see lockfiles/" > "$1/etc/apt/sources.list"' \
     --customize-hook='find "$1/usr/lib" "$1/usr/share" -name __pycache__ -prune -exec rm -rf {} +' \
-    --customize-hook='chroot "$1" python3 -m compileall -q --invalidation-mode unchecked-hash /usr/lib/python3.11' \
+    --customize-hook='chroot "$1" python3 -m compileall -q -f --invalidation-mode unchecked-hash /usr/lib/python3.11' \
     "$SUITE" "$out_tar" \
     "deb [signed-by=$keyring] $mirror $SUITE main" \
     "deb [signed-by=$keyring] $mirror $SUITE-updates main" \

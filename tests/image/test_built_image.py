@@ -37,6 +37,19 @@ site = Path(next(path for path in sys.path if path.endswith("site-packages")))
 print("FAULTS", [str(fault) for fault in lock_faults(Path("/opt/ferry/lock.txt"), site)], "OF", len(installed(site)))
 """
 
+BYTE_CODE = """
+from pathlib import Path
+count, checked = 0, []
+for root in ("/usr/lib/python3.11", "/opt/venv"):
+    for path in Path(root).rglob("*.pyc"):
+        with path.open("rb") as file:
+            flags = int.from_bytes(file.read(8)[4:], "little")
+        count += 1
+        if flags != 1:
+            checked.append(str(path))
+print("CHECKED", checked, "MANY", count > 5000)
+"""
+
 
 @pytest.fixture(scope="module")
 def ready(cpu_pin: Pin, client: docker.DockerClient) -> ReadyImage:
@@ -95,6 +108,11 @@ def test_there_is_no_compiler_no_pip_and_no_list_of_mirrors(
 def test_the_environment_equals_the_lock(client: docker.DockerClient, ready: ReadyImage) -> None:
     """Compared inside, as the start program does it: 47 packages, none missing, none more, none different."""
     assert "FAULTS [] OF 47" in inside(client, ready, ready.python, "-I", "-c", LOCK)
+
+
+def test_no_byte_code_holds_a_time(client: docker.DockerClient, ready: ReadyImage) -> None:
+    """All of it is unchecked-hash (PEP 552): its bytes do not depend on when or in which environment it was built."""
+    assert "CHECKED [] MANY True" in inside(client, ready, ready.python, "-I", "-c", BYTE_CODE)
 
 
 def test_identity_equals_labels(client: docker.DockerClient, ready: ReadyImage) -> None:
