@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from runner.errors import Refusal
-from runner.inside import census
+from runner.inside import census, digests
+from runner.inside import spread as workers
 from runner.inside.digests import Hashed, hash_files, sha256_bytes
 from tests.scripted.saving import pickled, save_checkpoint
 
@@ -119,6 +120,32 @@ def test_small_and_large_files_are_all_told_in_full(tmp_path: Path) -> None:
         entry = hashed[name]
         assert isinstance(entry, Hashed)
         assert (entry.sha256, entry.size_bytes) == (sha256_bytes(bytes(size)), size)
+
+
+def test_very_many_small_files_are_hashed_by_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same digests and errors; what a worker cannot read, or dies over, is read by the caller."""
+    names = [f"{number:03}" for number in range(400)]
+    for name in names:
+        (tmp_path / name).write_bytes(name.encode() * 20)
+        os.utime(tmp_path / name, (1, 1))
+    (tmp_path / "link").symlink_to("000")
+    (tmp_path / "large").write_bytes(bytes(1 << 20))
+    wanted = [*names, "link", "absent", "large"]
+    plain = hash_files(tmp_path, wanted, threads=2)
+    monkeypatch.setattr(digests, "SPREAD_FILES", 100)
+    counts: list[int] = []
+    spread = hash_files(tmp_path, wanted, threads=2, on_bytes=counts.append)
+    assert sum(counts) == 400 * 60 + (1 << 20)
+    assert list(spread) == wanted
+    for name in wanted:
+        assert spread[name] == plain[name] or isinstance(spread[name], OSError)
+    assert [name for name in wanted if isinstance(spread[name], OSError)] == ["link", "absent"]
+    monkeypatch.setattr(workers, "hash_one", lambda *_: os._exit(9))
+    assert hash_files(tmp_path, names, threads=2) == {name: plain[name] for name in names}
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
 
 
 def test_an_absent_folder_is_an_error_of_every_file(tmp_path: Path) -> None:

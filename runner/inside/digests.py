@@ -1,66 +1,44 @@
 """Hashing files, once, in parallel, and remembering what was hashed.
 
-Promises: every byte is read one time; all CPUs hash (hashlib gives the interpreter lock away), large files one by one
-and small ones in batches; what was hashed is told as it happens, so that an interrupted reader can remember it; a
-remembered digest is used only while device, inode, size, mtime and ctime of the file are what they were, and never for
-a file that changed too shortly before it was hashed for its timestamps to tell a later change.
+Promises: every byte is read one time; all CPUs hash (hashlib gives the interpreter lock away), large files one by one,
+small ones in batches, very many small ones in processes; what was hashed is told as it happens, so that an interrupted
+reader can remember it; a remembered digest is used only while device, inode, size, mtime and ctime of the file are what
+they were, and never for a file that changed too shortly before it was hashed for its timestamps to tell a later change.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 import hashlib
 import os
-import stat
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-# Measured (docs/benchmarks.md): from 128 KiB to 512 KiB a buffer stays in a core's own cache between read and hash.
-BUFFER_BYTES = 1 << 18
-# The kernel's read-ahead is often 128 KiB; this much is asked for beyond it.
-AHEAD_BYTES = 1 << 26
-# A file up to this size is read in one call; a task holds this many files, or this many bytes, of them.
-_SMALL_BYTES = 1 << 18
+from runner.inside.reading import (
+    BUFFER_BYTES,
+    SMALL_BYTES,
+    Hashed,
+    OnBytes,
+    Stamp,
+    hash_one,
+    hash_or_error,
+    silent,
+)
+from runner.inside.spread import Workers
+
+__all__ = [
+    "BUFFER_BYTES", "Hashed", "Stamp", "from_memory", "hash_file", "hash_files", "sha256_bytes", "to_memory",
+]  # fmt: skip
+
+# A task holds this many small files, or this many bytes of them.
 _BATCH_FILES = 256
 _BATCH_BYTES = 1 << 24
-# Callers hear of progress this often: a progress bar costs more than hashing a buffer does.
-_TELL_BYTES = 1 << 23
-# Coarse file clocks (network file systems, the kernel's own tick) may give a change the timestamp of the one before.
-_TOO_FRESH_NS = 2_000_000_000
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+# From this many small files on, processes are worth their start (some 20 ms each).
+SPREAD_FILES = 10_000
 
-OnBytes = Callable[[int], None]
-
-
-class Stamp(NamedTuple):
-    """What identifies one state of a file without reading it; times in nanoseconds.
-
-    A named tuple, not a dataclass: one is made for every file, and bundles of 100,000 files exist.
-    """
-
-    device: int
-    inode: int
-    size_bytes: int
-    mtime_ns: int
-    ctime_ns: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> Stamp:
-        """Return the stamp in `status`."""
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
-@dataclasses.dataclass(frozen=True)
-class Hashed:
-    """A file as it was read: SHA-256 in hex, size, and the stamp to remember it by (None: too fresh to remember)."""
-
-    sha256: str
-    size_bytes: int
-    stamp: Stamp | None
+OnHashed = Callable[[str, Hashed], None]
+Keep = Callable[[str, Hashed | OSError], None]
 
 
 def sha256_bytes(raw: bytes) -> str:
@@ -74,7 +52,7 @@ def hash_file(path: str | os.PathLike[str], on_bytes: OnBytes | None = None) -> 
     Symbolic links are not followed. Raises OSError when the file cannot be read, is not a regular file, or changes
     while it is read.
     """
-    return _hash(os.fspath(path), None, on_bytes or _silent, threading.Event())
+    return hash_one(os.fspath(path), None, on_bytes or silent, threading.Event())
 
 
 def hash_files(
@@ -84,47 +62,74 @@ def hash_files(
     remembered: Mapping[str, Hashed] | None = None,
     sizes: Mapping[str, int] | None = None,
     on_bytes: OnBytes | None = None,
-    on_hashed: Callable[[str, Hashed], None] | None = None,
+    on_hashed: OnHashed | None = None,
     threads: int | None = None,
 ) -> dict[str, Hashed | OSError]:
     """Hash `names` below `root` in parallel, the largest first; return digest or error for each, in the order given.
 
     `remembered` digests stand in for reading where the stamp still holds; `on_bytes` (called from several threads)
     then still hears of the size. `on_hashed` hears, in the caller's thread, of every file that was read, as soon as it
-    was. `sizes`, where the caller has them, only decide the order. `threads` defaults to the CPUs this process may use. An
-    exception in the caller's thread (Ctrl-C) ends the
-    readers at their next buffer.
+    was. `sizes`, where the caller has them, only decide the order. `threads` defaults to the CPUs this process may use.
+    An exception in the caller's thread (Ctrl-C) ends the readers at their next buffer.
     """
     wanted = list(names)
-    tell = on_bytes or _silent
+    tell = on_bytes or silent
+    count = threads or len(os.sched_getaffinity(0))
     results: dict[str, Hashed | OSError] = {}
     try:
         folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         return dict.fromkeys(wanted, error)
-    ended = threading.Event()
-    pool = concurrent.futures.ThreadPoolExecutor(threads or len(os.sched_getaffinity(0)))
 
-    def work(batch: Sequence[str]) -> list[Hashed | OSError]:
-        if len(batch) == 1:
-            return [_hash_or_error(batch[0], folder, tell, ended)]
-        done = [_hash_or_error(name, folder, _silent, ended) for name in batch]
-        tell(sum(entry.size_bytes for entry in done if isinstance(entry, Hashed)))
-        return done
+    def keep(name: str, entry: Hashed | OSError) -> None:
+        results[name] = entry
+        if on_hashed is not None and isinstance(entry, Hashed):
+            on_hashed(name, entry)
 
     try:
         found = _sizes(folder, wanted, remembered or {}, sizes or {}, tell, results)
-        tasks = {pool.submit(work, batch): batch for batch in _batches(found)}
+        small = sorted(name for name, size in found.items() if size <= SMALL_BYTES)
+        if count > 1 and len(small) >= SPREAD_FILES:
+            _spread(folder, small, count, tell, keep)
+        _read(folder, {name: size for name, size in found.items() if name not in results}, count, tell, keep)
+    finally:
+        os.close(folder)
+    return {name: results[name] for name in wanted}
+
+
+def _spread(folder: int, small: Sequence[str], count: int, tell: OnBytes, keep: Keep) -> None:
+    """Hash with processes; what they do not tell is left for `_read`."""
+    untold = 0
+    with Workers(folder, small, count) as workers:
+        for name, entry in workers.results():
+            keep(name, entry)
+            untold += entry.size_bytes
+            if untold >= _BATCH_BYTES:
+                tell(untold)
+                untold = 0
+    tell(untold)
+
+
+def _read(folder: int, sizes: Mapping[str, int], count: int, tell: OnBytes, keep: Keep) -> None:
+    """Hash with threads."""
+    ended = threading.Event()
+
+    def work(batch: Sequence[str]) -> list[Hashed | OSError]:
+        if len(batch) == 1:
+            return [hash_or_error(batch[0], folder, tell, ended)]
+        done = [hash_or_error(name, folder, silent, ended) for name in batch]
+        tell(sum(entry.size_bytes for entry in done if isinstance(entry, Hashed)))
+        return done
+
+    pool = concurrent.futures.ThreadPoolExecutor(count)
+    try:
+        tasks = {pool.submit(work, batch): batch for batch in _batches(sizes)}
         for task in concurrent.futures.as_completed(tasks):
             for name, entry in zip(tasks[task], task.result(), strict=True):
-                results[name] = entry
-                if on_hashed is not None and isinstance(entry, Hashed):
-                    on_hashed(name, entry)
+                keep(name, entry)
     finally:
         ended.set()
         pool.shutdown(cancel_futures=True)
-        os.close(folder)
-    return {name: results[name] for name in wanted}
 
 
 def _sizes(
@@ -157,7 +162,7 @@ def _sizes(
 
 def _batches(sizes: Mapping[str, int]) -> Iterator[list[str]]:
     """Yield large files alone, the largest first, then small ones together, in the order of their names."""
-    large = [name for name, size in sizes.items() if size > _SMALL_BYTES]
+    large = [name for name, size in sizes.items() if size > SMALL_BYTES]
     for name in sorted(large, key=lambda name: (-sizes[name], name)):
         yield [name]
     batch: list[str] = []
@@ -170,69 +175,6 @@ def _batches(sizes: Mapping[str, int]) -> Iterator[list[str]]:
         total += sizes[name]
     if batch:
         yield batch
-
-
-def _hash_or_error(name: str, folder: int, tell: OnBytes, ended: threading.Event) -> Hashed | OSError:
-    try:
-        return _hash(name, folder, tell, ended)
-    except OSError as error:
-        return error
-
-
-def _hash(name: str, folder: int | None, tell: OnBytes, ended: threading.Event) -> Hashed:
-    began = time.time_ns()
-    descriptor = os.open(name, _FLAGS, dir_fd=folder)
-    try:
-        before = os.fstat(descriptor)
-        if not stat.S_ISREG(before.st_mode):
-            raise OSError(f"not a regular file: {name}")
-        if before.st_size <= _SMALL_BYTES:
-            content = os.read(descriptor, before.st_size + 1)
-            while len(content) < before.st_size and (more := os.read(descriptor, _SMALL_BYTES)):
-                content += more
-            after = os.fstat(descriptor)
-            sha256, size = hashlib.sha256(content).hexdigest(), len(content)
-            tell(size)
-        else:
-            sha256, size = _stream(descriptor, tell, ended)
-            after = os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
-    mtime, ctime = after.st_mtime_ns, after.st_ctime_ns
-    if before.st_ctime_ns != ctime or before.st_mtime_ns != mtime or size != after.st_size:
-        raise OSError(f"the file changes while it is read: {name}")
-    latest = max(ctime, mtime)
-    stamp = Stamp.of(after) if began - latest > _TOO_FRESH_NS else None
-    return Hashed(sha256, size, stamp)
-
-
-def _stream(descriptor: int, tell: OnBytes, ended: threading.Event) -> tuple[str, int]:
-    """Return digest and size of an open file, reading ahead of the hash; `tell` hears of it in large pieces."""
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-    digest = hashlib.sha256()
-    buffer = bytearray(BUFFER_BYTES)
-    view = memoryview(buffer)
-    size = told = ahead = 0
-    while True:
-        if size + AHEAD_BYTES // 2 >= ahead:
-            os.posix_fadvise(descriptor, ahead, AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
-            ahead += AHEAD_BYTES
-        count = os.readv(descriptor, [buffer])
-        if count == 0:
-            break
-        digest.update(view[:count])
-        size += count
-        if size - told >= _TELL_BYTES:
-            tell(size - told)
-            told = size
-            if ended.is_set():
-                raise OSError("interrupted")
-    tell(size - told)
-    return digest.hexdigest(), size
-
-
-def _silent(count: int) -> None:
-    """Hears of `count` bytes and says nothing."""
 
 
 def to_memory(hashed: Mapping[str, Hashed]) -> dict[str, list[object]]:
