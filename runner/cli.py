@@ -16,10 +16,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from runner import demo as demonstration
-from runner import image as images
 from runner import pack as packing
 from runner import resume as resuming
 from runner import screen
+from runner.cli_image import PROJECT, ProjectOption, image_app
 from runner.cli_verify import (
     BundleArgument,
     DryRunOption,
@@ -48,7 +48,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Moves a training run between GPU servers, mid-epoch, so that the moved run is the run that never moved.",
 )
-image_app = typer.Typer(no_args_is_help=True, help="Pinned images: the environment of a run.")
 app.add_typer(image_app, name="image")
 
 RunArgument = Annotated[Path, typer.Argument(help="the run folder", metavar="RUN")]
@@ -62,9 +61,6 @@ ModeOption = Annotated[
 CheckImagesOption = Annotated[
     bool, typer.Option("--check-images", help="see that every file that the manifest names is on this server")
 ]
-ProjectOption = Annotated[Path, typer.Option("--project", help="Ferry's own folder: images/ and lockfiles/")]
-
-PROJECT = Path(__file__).resolve().parent.parent
 
 
 def main() -> NoReturn:
@@ -325,17 +321,6 @@ def schema_command(folder: Path) -> None:
     """Write the JSON schemas of the documents into FOLDER, for editors."""
     for path in write_schemas(folder):
         screen.out.print(str(path), markup=False)
-
-
-@image_app.command("build")
-def image_build_command(name: str, as_json: JsonOption = False, project: ProjectOption = PROJECT) -> None:
-    """Build the image images/NAME.yaml, or see that it is there already."""
-    pin = images.build(name, project, on_line=lambda line: screen.err.print(line, markup=False, style="dim"))
-    emit(
-        as_json,
-        dataclasses.asdict(pin),
-        f"IMAGE {pin.name} digest={pin.digest} config={pin.config} lock={pin.lock}",
-    )
 
 
 def _prepare(bundle: Path, server: Path, run: Path, wish: Wish, as_json: bool) -> None:
