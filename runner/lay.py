@@ -1,7 +1,7 @@
 """Laying a bundle's files into a run folder: as links, as clones or as copies, never another way than was asked for.
 
-Promises: a copy is hashed as it is written, in one pass, several files at a time, and is what the list says or is
-refused; a link or clone that the file system cannot make is refused with the remedy; sources are never written to.
+Promises: a copy is what the list says (`copying`); a link or clone that the file system cannot make is refused with the
+remedy; sources are never written to.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import concurrent.futures
 import dataclasses
 import errno
 import fcntl
-import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from runner.copying import copy_all
 from runner.errors import Fault, Refusal, refuse_if
-from runner.inside.digests import BUFFER_BYTES, Hashed, Stamp
+from runner.inside.digests import Hashed, Stamp
 
 Progress = Callable[[int], None]
 
@@ -35,15 +35,20 @@ def lay(
     *,
     known: Mapping[str, Hashed],
     on_bytes: Progress | None = None,
+    go_on: bool = False,
 ) -> dict[str, Hashed]:
     """Lay the files of `digests` (path -> SHA-256 in hex) below `source` into the folder `target`, by `mode`.
 
-    Returns what lies there now; `known` are the sources as they were verified: a link or clone is taken to be what its source was. Raises
-    `Refusal` with every file that cannot be laid, or whose copy is not what its digest says.
+    Returns what lies there now; `known` are the sources as they were verified: a link or clone is taken to be what its
+    source was. With `go_on`, copying goes on from what an earlier call left in `target`. Raises `Refusal` with every
+    file that cannot be laid, or whose copy is not what its digest says.
     """
+    if mode == "copy":
+        files = {name: source / name for name in digests}
+        return copy_all(files, target, expected=digests, on_bytes=on_bytes, go_on=go_on)
     for folder in sorted({(target / name).parent for name in digests}):
         folder.mkdir(parents=True, exist_ok=True)
-    step = {"copy": _copy, "hardlink": _hardlink, "reflink": _reflink}[mode]
+    step = {"hardlink": _hardlink, "reflink": _reflink}[mode]
     order = sorted(digests, key=lambda name: (-(source / name).lstat().st_size, name))
 
     def work(name: str) -> Hashed | Fault:
@@ -56,36 +61,6 @@ def lay(
         results = dict(zip(order, pool.map(work, order), strict=True))
     refuse_if(found for found in results.values() if isinstance(found, Fault))
     return {name: found for name, found in results.items() if isinstance(found, Hashed)}
-
-
-def _copy(source: Path, target: Path, digest: str, known: Hashed | None, on_bytes: Progress | None) -> Hashed:
-    del known
-    reading = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    sha256 = hashlib.sha256()
-    size = 0
-    with (
-        open(reading, "rb", buffering=0) as reader,
-        target.open("xb", buffering=0) as writer,
-        concurrent.futures.ThreadPoolExecutor(1) as hasher,
-    ):
-        os.posix_fadvise(reading, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        buffer = memoryview(bytearray(4 * BUFFER_BYTES))
-        while count := reader.readinto(buffer):
-            hashing = hasher.submit(sha256.update, buffer[:count])
-            rest = buffer[:count]
-            while rest:
-                rest = rest[writer.write(rest) :]
-            hashing.result()
-            size += count
-            if on_bytes is not None:
-                on_bytes(count)
-        os.fsync(writer.fileno())
-        status = os.fstat(writer.fileno())
-    if sha256.hexdigest() != digest or status.st_size != size:
-        fix = "the bundle changes while it is copied, or the disk loses bytes: verify it again"
-        found = f"sha256 {sha256.hexdigest()}, {status.st_size} bytes on disk"
-        raise Refusal(Fault("copy differs", str(target), f"sha256 {digest}, {size} bytes", found, fix))
-    return Hashed(digest, size, Stamp.of(status))
 
 
 def _hardlink(

@@ -7,22 +7,19 @@ that, so that there is no moment at which two servers could train the run.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import hashlib
-import os
-import secrets
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from runner import archive, lineage, manifest, sums, verify
+from runner.aside import growing
+from runner.copying import copy_all
 from runner.errors import Fault, Refusal, refuse_if
 from runner.inside import census
-from runner.inside.digests import BUFFER_BYTES, sha256_bytes
+from runner.inside.digests import sha256_bytes
 from runner.record import sync_folder, to_json, write_file
 from runner.run import RunFolder
 from runner.spec import CheckpointRef, RunSpec
@@ -102,29 +99,11 @@ def pack(folder: RunFolder, target: Path, on_bytes: Callable[[int], None] | None
     _refuse_if_taken(target, (folder.path, folder.bundle_path()))
     with folder.hold_lease("ferry pack"):
         contents = gather(folder)
-        with _aside(target) as aside:
+        with growing(target, "packing") as aside:
             write_bundle(contents, aside, on_bytes)
             verified = verify.verify(verify.open_bundle(aside))
             _seal(folder, verified.root, contents.update)
-            aside.rename(target)
-    sync_folder(target.parent)
     return Packed(target, verified.root, contents.update, contents.size_bytes)
-
-
-@contextlib.contextmanager
-def _aside(target: Path) -> Iterator[Path]:
-    """Give the path to write what will be renamed to `target`; whatever goes wrong, nothing that was made stays."""
-    missing = [parent for parent in target.absolute().parents if not parent.exists()]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.packing-{secrets.token_hex(4)}")
-    try:
-        yield aside
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        for parent in missing:
-            with contextlib.suppress(OSError):
-                parent.rmdir()
-        raise
 
 
 def pack_draft(draft: Path, target: Path) -> Packed:
@@ -135,26 +114,20 @@ def pack_draft(draft: Path, target: Path) -> Packed:
     _refuse_if_taken(target, (draft,))
     names = [path for path in sorted(draft.rglob("*")) if not path.is_dir() or path.is_symlink()]
     contents = Contents({str(path.relative_to(draft)): path for path in names}, {}, 0)
-    with _aside(target) as aside:
+    with growing(target, "packing") as aside:
         write_bundle(contents, aside, None)
         verified = verify.verify(verify.open_bundle(aside))
-        aside.rename(target)
-    sync_folder(target.parent)
     return Packed(target, verified.root, verified.spec.from_update, contents.size_bytes)
 
 
 def write_bundle(contents: Contents, target: Path, on_bytes: Callable[[int], None] | None) -> None:
-    """Write `contents` and their list into the new folder `target`, hashing while copying; everything is fsynced."""
-    target.mkdir()
-    digests = {}
-    for name in sorted(contents.files.keys() | contents.made.keys(), key=os.fsencode):
-        path = target / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if name in contents.made:
-            write_file(path, contents.made[name])
-            digests[name] = sha256_bytes(contents.made[name])
-        else:
-            digests[name] = _copy(contents.files[name], path, on_bytes)
+    """Write `contents` and their list into the empty folder `target`, hashing while copying; everything is fsynced."""
+    target.mkdir(exist_ok=True)
+    copied = {name: source for name, source in contents.files.items() if name not in contents.made}
+    digests = {name: entry.sha256 for name, entry in copy_all(copied, target, on_bytes=on_bytes).items()}
+    for name, content in contents.made.items():
+        write_file(target / name, content)
+        digests[name] = sha256_bytes(content)
     write_file(target / sums.LIST_NAME, sums.render(digests))
     for folder in sorted(path for path in target.rglob("*") if path.is_dir()):
         sync_folder(folder)
@@ -233,23 +206,3 @@ def _seal(folder: RunFolder, root: str, update: int) -> None:
             Fault("run folder is sealed", str(folder.seal_file), f"bundle {seal.get('bundle')}", root, fix)
         )
     write_file(folder.seal_file, to_json({"ferry": 1, "bundle": root, "update": update}))
-
-
-def _copy(source: Path, target: Path, on_bytes: Callable[[int], None] | None) -> str:
-    """Copy a regular file (a link is refused), fsync it, and return the SHA-256 of what was copied."""
-    digest = hashlib.sha256()
-    try:
-        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        fix = "only regular files can be packed: put the content in its place"
-        raise Refusal(
-            Fault("cannot be packed", str(source), "a readable regular file", str(error), fix)
-        ) from error
-    with open(descriptor, "rb", buffering=0) as reader, target.open("xb", buffering=0) as writer:
-        while chunk := reader.read(BUFFER_BYTES):
-            digest.update(chunk)
-            writer.write(chunk)
-            if on_bytes is not None:
-                on_bytes(len(chunk))
-        os.fsync(writer.fileno())
-    return digest.hexdigest()

@@ -10,13 +10,13 @@ import contextlib
 import dataclasses
 import json
 import os
-import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from runner import archive, columns, compose, manifest
+from runner.aside import going_on, growing
 from runner.changes import RewrittenFile
 from runner.errors import Fault, Refusal, refuse_if
 from runner.inside.digests import Hashed, hash_file, to_memory
@@ -89,26 +89,17 @@ def prepare(
     """
     refuse_if_taken(folder)
     _refuse_if_inside(folder.path, inputs)
-    made = _make_parents(folder.path.parent)
-    aside = RunFolder(folder.path.with_name(f".{folder.path.name}.preparing-{secrets.token_hex(4)}"))
-    try:
+    with growing(folder.path, "preparing") as path:
+        aside = RunFolder(path)
         _write(inputs, aside, server_bytes)
         _rebased(inputs, aside)
         if check is not None:
             check(aside)
-        own = _lay(inputs, aside, on_bytes)
+        own = _lay(inputs, aside, folder.path, on_bytes)
         write_control(inputs, plan, aside, own)
-        for path in sorted(path for path in aside.path.rglob("*") if path.is_dir()):
-            sync_folder(path)
-        sync_folder(aside.path)
-        aside.path.rename(folder.path)
-    except BaseException:
-        shutil.rmtree(aside.path, ignore_errors=True)
-        for parent in made:
-            with contextlib.suppress(OSError):
-                parent.rmdir()
-        raise
-    sync_folder(folder.path.parent)
+        for inner in sorted(entry for entry in path.rglob("*") if entry.is_dir()):
+            sync_folder(inner)
+        sync_folder(path)
     return Prepared(folder, plan)
 
 
@@ -167,9 +158,12 @@ def _rebased(inputs: RebasedInputs, folder: RunFolder) -> dict[str, Hashed]:
 
 
 def _lay(
-    inputs: RebasedInputs, folder: RunFolder, on_bytes: Callable[[int], None] | None
+    inputs: RebasedInputs, folder: RunFolder, final: Path, on_bytes: Callable[[int], None] | None
 ) -> dict[str, Hashed]:
-    """Lay the checkpoint (without containers: the bundle) into the run folder, unless it is mounted."""
+    """Lay the checkpoint (without containers: the bundle) into the run folder, unless it is mounted.
+
+    Copies grow beside `final`, the name that the run folder will have, so that an interrupted one can be gone on with.
+    """
     bundle = inputs.bundle
     if inputs.mode == "mount":
         return {}
@@ -189,13 +183,30 @@ def _lay(
         name.removeprefix(prefix): entry for name, entry in bundle.hashed.items() if name.startswith(prefix)
     }
     plain = {name: digest for name, digest in names.items() if prefix + name not in rewritten}
-    laid = lay(bundle.path / prefix, plain, target, inputs.mode, known=known, on_bytes=on_bytes)
+    source = bundle.path / prefix
+    if inputs.mode == "copy":
+        with going_on(final, "copying", f"{bundle.root} {prefix}") as place:
+            _remove_others(place, plain)
+            laid = lay(source, plain, place, "copy", known=known, on_bytes=on_bytes, go_on=True)
+            place.rename(target)
+    else:
+        laid = lay(source, plain, target, inputs.mode, known=known, on_bytes=on_bytes)
     changed = {
         file.path.removeprefix(prefix): file.sha256_after
         for file in inputs.files
         if file.path.startswith(prefix)
     }
     return laid | lay(folder.rebased / prefix, changed, target, "copy", known={})
+
+
+def _remove_others(place: Path, names: Collection[str]) -> None:
+    """Remove what an earlier attempt copied to `place` and this one does not want."""
+    for path in sorted(place.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink():
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        elif path.relative_to(place).as_posix() not in names or path.is_symlink():
+            path.unlink()
 
 
 def _write_rebased(inputs: RebasedInputs, folder: RunFolder) -> None:
@@ -209,12 +220,7 @@ def _write_rebased(inputs: RebasedInputs, folder: RunFolder) -> None:
         assert file.moved is not None
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as out:
-            columns.move(
-                inputs.bundle.path / file.path,
-                file.moved.columns,
-                (file.moved.before, file.moved.after),
-                out.write,
-            )
+            columns.move_again(inputs.bundle.path / file.path, file.moved, out.write)
             out.flush()
             os.fsync(out.fileno())
         _prove_manifest(inputs, file, path)
@@ -230,17 +236,6 @@ def _prove_manifest(inputs: RebasedInputs, file: RewrittenFile, path: Path) -> N
     if facts.fingerprint != data.fingerprint or facts.sha256 != f"sha256:{file.sha256_after}":
         fix = "report this: a manifest that was moved must keep its fingerprint"
         raise Refusal(Fault("fingerprint differs", str(path), data.fingerprint, facts.fingerprint, fix))
-
-
-def _make_parents(folder: Path) -> list[Path]:
-    """Make `folder` and what is missing above it; return what was made, the deepest first."""
-    missing = []
-    while not folder.exists():
-        missing.append(folder)
-        folder = folder.parent
-    for path in reversed(missing):
-        path.mkdir(exist_ok=True)
-    return missing
 
 
 def _write(inputs: RebasedInputs, folder: RunFolder, server_bytes: bytes) -> None:

@@ -25,6 +25,9 @@ from runner.resume import host_facts
 from runner.run import RunFolder
 from runner.server import ServerProfile
 
+_VERIFYING = "the next `ferry verify` goes on from here"
+_COPYING = "nothing was prepared; the same `ferry prepare --mode copy` goes on from here"
+
 
 @dataclasses.dataclass(frozen=True)
 class Wish:
@@ -62,7 +65,7 @@ def verified(
     """
     opened = verify.open_bundle(bundle.absolute(), root=root)
     on_opened(opened)
-    with screen.bytes_progress("verifying", opened.size_bytes) as advance, _interruptible():
+    with screen.bytes_progress("verifying", opened.size_bytes) as advance, _interruptible(_VERIFYING):
         given = None if spec is None else spec.read_bytes()
         found = verify.verify(
             opened, use_memory=use_memory, paranoid=paranoid, on_bytes=advance, spec_bytes=given
@@ -73,8 +76,8 @@ def verified(
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM is Ctrl-C in here; either ends the program with a word, and the shell's exit code for it."""
+def _interruptible(word: str) -> Iterator[None]:
+    """SIGTERM is Ctrl-C in here; either ends the program with `word`, and the shell's exit code for it."""
     ended_by = [signal.SIGINT]
 
     def interrupt(number: int, _: object) -> NoReturn:
@@ -86,7 +89,7 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        screen.err.print("interrupted: the next `ferry verify` goes on from here")
+        screen.err.print(f"interrupted: {word}")
         raise SystemExit(128 + ended_by[0]) from None
     finally:
         if before is not None:
@@ -117,7 +120,8 @@ def make_ready(bundle: Path, server: Path, run: Path, wish: Wish) -> tuple[Rebas
             screen.err.print(printable(output.rstrip("\n")), markup=False, style="dim")
         screen.err.print("PREFLIGHT: PASS")
 
-    with screen.bytes_progress(inputs.mode, prepare.laid_bytes(inputs)) as advance:
+    word = _COPYING if inputs.mode == "copy" else "nothing was prepared"
+    with screen.bytes_progress(inputs.mode, prepare.laid_bytes(inputs)) as advance, _interruptible(word):
         prepare.prepare(inputs, plan, folder, server.read_bytes(), advance, check)
     return inputs, plan
 
