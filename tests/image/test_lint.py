@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from runner.errors import Refusal
 from runner.image_inputs import read_inputs
@@ -93,7 +93,7 @@ def test_a_build_for_the_cpu_is_wrong_in_an_image_for_cuda() -> None:
 
 
 def test_a_line_that_hides_behind_a_comment_is_told() -> None:
-    """pip ends a line at a carriage return, a form feed or U+2028: what follows would be installed, and nobody saw it."""
+    """A carriage return, a form feed, U+2028 end a line for pip: what follows would be installed, and nobody saw it."""
     for end in "\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029":
         text = f"a==1 {HASH}\n# why{end}evil==1 {HASH}\n"
         ((what, where, _, found),) = told(text)
@@ -150,17 +150,13 @@ def test_wrong_lines_among_right_ones_are_all_told_in_their_places(
     lock: tuple[list[list[str]], dict[str, str]], wrong: list[tuple[int, str]]
 ) -> None:
     """Whatever stands around them, every wrong line is told with its own number, together, and nothing else is."""
-    pieces, said = lock
+    pieces, _ = lock
     for place, line in wrong:
         pieces.insert(min(place, len(pieces)), [line])
     lines = text_of(pieces).split("\n")
     expected = {(number, WRONG[line][1]) for number, line in enumerate(lines, start=1) if line in WRONG}
     faults = [fault for fault in told(text_of(pieces)) if fault[0] != "requirement stands twice"]
     assert {(int(where.split(":")[1]), what) for what, where, _, _ in faults} == expected
-    with pytest.raises(Refusal):
-        parse_lock(
-            f"a==1 {HASH}\n{wrong[0][1].replace('1+cu128', '>1').replace('nvidia-', '-e ').replace('one', '>1')}\n"
-        )
 
 
 @given(
@@ -176,8 +172,6 @@ def test_no_text_is_too_strange_and_what_passes_is_what_the_start_program_takes(
         assert parse_lock(text.replace("#", HASH) if hashed else text) == found
         for version in found.values():
             Version(version)
-    with pytest.raises(InvalidVersion):
-        Version("one")
 
 
 @pytest.fixture
