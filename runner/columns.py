@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from runner.manifest import parse_row
+from runner.manifest import chunks, lines_of, parse_row
 from runner.rewrite import json_span
 
-CHUNK_BYTES = 4 << 20
 _LIMIT_RUNS = 10_000
 _CLOSE_BYTES = 2048
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+\Z", re.ASCII)
@@ -108,28 +107,13 @@ def take_back(source: Path, moved: Moved) -> Iterator[bytes]:
     texts: dict[str, str] = {}
     row = 0
     for chunk in chunks(source):
-        for line in _lines(chunk):
+        for line in lines_of(chunk):
             row += 1
             whole = line
             for column in moved.columns:
                 texts[column] = starts[column].get(row, texts.get(column, ""))
                 whole = _with_root(whole, column, moved.text_after, texts[column])
             yield whole
-
-
-def chunks(source: Path) -> Iterator[bytes]:
-    """Yield the bytes of `source` in pieces of whole lines (split at LF only), about CHUNK_BYTES each."""
-    rest = b""
-    with source.open("rb", buffering=0) as file:
-        while piece := file.read(CHUNK_BYTES):
-            cut = piece.rfind(b"\n") + 1
-            if cut:
-                yield rest + piece[:cut]
-                rest = piece[cut:]
-            else:
-                rest += piece
-    if rest:
-        yield rest
 
 
 class _Column:
@@ -174,7 +158,7 @@ class _Column:
 
     def _closely(self, part: bytes, rows_before: int) -> bytes:
         lines = []
-        for number, line in enumerate(_lines(part), rows_before + 1):
+        for number, line in enumerate(lines_of(part), rows_before + 1):
             try:
                 lines.append(self._move_row(line, number))
             except ValueError as error:
@@ -261,14 +245,6 @@ class _Digest:
 
 def _text(root: str) -> str:
     return json.dumps(root)[1:-1]
-
-
-def _lines(chunk: bytes) -> Iterator[bytes]:
-    start = 0
-    while start < len(chunk):
-        end = chunk.find(b"\n", start) + 1 or len(chunk)
-        yield chunk[start:end]
-        start = end
 
 
 def _root_text(token: str, root: str) -> str:

@@ -7,10 +7,16 @@ every path column is given relative to the root.
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
 import dataclasses
+import functools
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +24,9 @@ from runner.errors import Fault, Refusal
 
 _MAKE_AGAIN = "make the manifest again with one JSON object a line, LF after each"
 _LIMIT_FAULTS = 20
+CHUNK_BYTES = 4 << 20
+# A process takes a tenth of a second to start, which is what parsing two chunks takes.
+_SHARE_BYTES = 8 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,27 +47,108 @@ def read_facts(path: Path, path_columns: Sequence[str], root: str) -> ManifestFa
     fingerprint = hashlib.sha256()
     faults: list[Fault] = []
     rows = 0
-    prefix = root.rstrip("/") + "/"
-    for number, line in _lines(path):
-        content.update(line)
-        rows += 1
-        try:
-            row = parse_row(line)
-            for column in path_columns:
-                row[column] = _relative(row, column, prefix)
-        except (ValueError, RecursionError) as error:
-            faults.append(
-                Fault("bad row", f"{path}:{number}", "one JSON object, LF after it", str(error), _MAKE_AGAIN)
-            )
-            if len(faults) == _LIMIT_FAULTS:
-                break
-            continue
-        fingerprint.update(canonical(row) + b"\n")
+    work = functools.partial(_read_part, columns=tuple(path_columns), prefix=root.rstrip("/") + "/")
+    for part in _parts(path, work, content.update):
+        for number, error in part.bad:
+            where = f"{path}:{rows + number}"
+            faults.append(Fault("bad row", where, "one JSON object, LF after it", error, _MAKE_AGAIN))
+        rows += part.rows
+        fingerprint.update(part.canonical)
+        if len(faults) >= _LIMIT_FAULTS:
+            break
     if not rows:
         faults.append(Fault("empty manifest", str(path), "rows", "none", _MAKE_AGAIN))
     if faults:
-        raise Refusal(*faults)
+        raise Refusal(*faults[:_LIMIT_FAULTS])
     return ManifestFacts(rows, "sha256:" + content.hexdigest(), "sha256:" + fingerprint.hexdigest())
+
+
+def chunks(source: Path, size_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
+    """Yield the bytes of `source` in pieces of whole lines (split at LF only), about `size_bytes` each."""
+    rest: list[bytes] = []
+    with source.open("rb", buffering=0) as file:
+        while piece := file.read(size_bytes):
+            cut = piece.rfind(b"\n") + 1
+            if cut:
+                yield b"".join((*rest, piece[:cut]))
+                rest = [piece[cut:]] if piece[cut:] else []
+            else:
+                rest.append(piece)
+    if rest:
+        yield b"".join(rest)
+
+
+def lines_of(chunk: bytes) -> Iterator[bytes]:
+    """Yield the lines of `chunk`, each with its LF; the last may lack one."""
+    start = 0
+    while start < len(chunk):
+        end = chunk.find(b"\n", start) + 1 or len(chunk)
+        yield chunk[start:end]
+        start = end
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """What a piece of the manifest gave: rows, their canonical bytes, and the bad ones (number in the piece, why)."""
+
+    rows: int
+    canonical: bytes
+    bad: tuple[tuple[int, str], ...]
+
+
+def _read_part(chunk: bytes, columns: tuple[str, ...], prefix: str) -> _Part:
+    rows = 0
+    good: list[bytes] = []
+    bad: list[tuple[int, str]] = []
+    for line in lines_of(chunk):
+        rows += 1
+        try:
+            row = parse_row(line)
+            for column in columns:
+                row[column] = _relative(row, column, prefix)
+            good.append(canonical(row))
+        except (ValueError, RecursionError) as error:
+            bad.append((rows, str(error)))
+            if len(bad) == _LIMIT_FAULTS:
+                break
+    return _Part(rows, b"".join(line + b"\n" for line in good), tuple(bad))
+
+
+def _parts(
+    path: Path, work: Callable[[bytes], _Part], on_chunk: Callable[[bytes], object]
+) -> Iterator[_Part]:
+    """Yield what `work` makes of each piece, in order; of a large file, by processes: parsing holds Python's lock.
+
+    They are started anew, not forked: a fork copies the locks that other threads hold. A few pieces for each process
+    wait at most, so that memory stays constant.
+    """
+    try:
+        size = path.stat().st_size
+        cores = min(len(os.sched_getaffinity(0)), size // _SHARE_BYTES)
+        if cores < 2:
+            for chunk in chunks(path):
+                on_chunk(chunk)
+                yield work(chunk)
+            return
+        waiting: collections.deque[concurrent.futures.Future[_Part]] = collections.deque()
+        context = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(cores, context, _leave_interrupts) as pool:
+            for chunk in chunks(path):
+                waiting.append(pool.submit(work, chunk))
+                on_chunk(chunk)
+                while len(waiting) > 2 * cores:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+    except OSError as error:
+        raise Refusal(
+            Fault("manifest cannot be read", str(path), "a readable file", str(error), _MAKE_AGAIN)
+        ) from error
+
+
+def _leave_interrupts() -> None:
+    """Ctrl-C reaches every process of the terminal; the one that people see answers it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def parse_row(line: bytes) -> dict[str, Any]:
@@ -67,7 +157,7 @@ def parse_row(line: bytes) -> dict[str, Any]:
         raise ValueError("the last record is cut off: no line feed after it")
     if line.endswith(b"\r\n"):
         raise ValueError("the line ends in CR LF")
-    row = json.loads(line, parse_constant=_no_constant, object_pairs_hook=_no_twins)
+    row = _decode(line.decode("utf-8", "surrogatepass"))
     if not isinstance(row, dict):
         raise ValueError(f"a JSON {type(row).__name__}, not an object")  # noqa: TRY004 - bad content, not a bug
     return row
@@ -75,19 +165,7 @@ def parse_row(line: bytes) -> dict[str, Any]:
 
 def canonical(row: dict[str, Any]) -> bytes:
     """Return the one form of `row` that fingerprints are made of."""
-    return json.dumps(row, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(
-        "utf-8", "surrogatepass"
-    )
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    try:
-        with path.open("rb") as file:
-            yield from enumerate(file, 1)
-    except OSError as error:
-        raise Refusal(
-            Fault("manifest cannot be read", str(path), "a readable file", str(error), _MAKE_AGAIN)
-        ) from error
+    return _encode(row).encode("utf-8", "surrogatepass")
 
 
 def _relative(row: dict[str, Any], column: str, prefix: str) -> str:
@@ -111,3 +189,8 @@ def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} stands twice")
     return row
+
+
+# Made once: making them takes as long as reading a row.
+_decode = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_no_twins).decode
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode

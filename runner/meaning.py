@@ -59,11 +59,16 @@ def check_code(bundle: Bundle, spec: RunSpec) -> archive.Members:
     return members
 
 
-def check_manifest(bundle: Bundle, spec: RunSpec) -> None:
-    """The manifest has the rows and the fingerprint of the spec (S3, S4)."""
+def check_manifest(
+    bundle: Bundle, spec: RunSpec, known: manifest.ManifestFacts | None
+) -> manifest.ManifestFacts:
+    """Return what identifies the manifest: it has the rows and the fingerprint of the spec (S3, S4).
+
+    `known` are the facts of these very bytes, columns and root, if they were read before.
+    """
     data = spec.data
     where = listed(bundle, data.manifest, "data.manifest", data.sha256)
-    facts = manifest.read_facts(where, data.path_columns, spec.assets[data.root].origin)
+    facts = known or manifest.read_facts(where, data.path_columns, spec.assets[data.root].origin)
     faults = []
     if facts.sha256 != data.sha256:
         faults.append(
@@ -75,6 +80,7 @@ def check_manifest(bundle: Bundle, spec: RunSpec) -> None:
         fix = "the episodes, their order or their targets changed: take the manifest of the run"
         faults.append(Fault("fingerprint differs", str(where), data.fingerprint, facts.fingerprint, fix))
     refuse_if(faults)
+    return facts
 
 
 def check_checkpoint(bundle: Bundle, spec: RunSpec) -> census.Checkpoint | None:

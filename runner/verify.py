@@ -23,6 +23,7 @@ from runner.errors import Fault, Note, Refusal, refuse_if
 from runner.inside import census
 from runner.inside.digests import Hashed, from_memory, hash_file, hash_files, sha256_bytes, to_memory
 from runner.lineage import Link
+from runner.manifest import ManifestFacts
 from runner.meaning import LINEAGE_NAME, SPEC_NAME
 from runner.record import cache_folder, write_file
 from runner.spec import RunSpec
@@ -97,7 +98,7 @@ def verify(
     with contextlib.suppress(OSError):
         _memory_path(bundle, _UNFINISHED).unlink(missing_ok=True)
     refuse_if(faults)
-    return _meaning(bundle, right, spec_bytes)
+    return _meaning(bundle, right, spec_bytes, use_memory=use_memory)
 
 
 def _size_faults(bundle: Bundle) -> list[Fault]:
@@ -160,7 +161,9 @@ def _hash(
         raise
 
 
-def _meaning(bundle: Bundle, hashed: Mapping[str, Hashed], given: bytes | None) -> VerifiedBundle:
+def _meaning(
+    bundle: Bundle, hashed: Mapping[str, Hashed], given: bytes | None, *, use_memory: bool
+) -> VerifiedBundle:
     if given is not None and SPEC_NAME in bundle.digests:
         fix = "leave --spec out: a bundle with a run spec is described by that one alone"
         raise Refusal(
@@ -181,8 +184,13 @@ def _meaning(bundle: Bundle, hashed: Mapping[str, Hashed], given: bytes | None) 
         found = checkpoint
         notes = meaning.gather(faults, lambda: meaning.check_consistency(found, spec)) or ()
     links = meaning.gather(faults, lambda: meaning.check_lineage(bundle, spec, needed=given is None)) or ()
-    meaning.gather(faults, lambda: meaning.check_manifest(bundle, spec))
+    known = _recall_facts(spec) if use_memory else None
+    facts = meaning.gather(faults, lambda: meaning.check_manifest(bundle, spec, known))
     refuse_if(faults)
+    if facts is not None and facts != known:
+        # Found right, like `hashed`: the same bytes have the same facts.
+        with contextlib.suppress(OSError):
+            write_file(_facts_path(spec), json.dumps(dataclasses.asdict(facts)).encode())
     return VerifiedBundle(
         bundle.path,
         bundle.root,
@@ -200,6 +208,21 @@ def _meaning(bundle: Bundle, hashed: Mapping[str, Hashed], given: bytes | None) 
 
 def _memory_path(bundle: Bundle, kind: str) -> Path:
     return cache_folder() / "verified" / f"{sha256_bytes(os.fsencode(bundle.path.resolve()))}{kind}"
+
+
+def _facts_path(spec: RunSpec) -> Path:
+    """Where the facts of the spec's manifest are remembered: by its bytes, and by what else they follow from."""
+    data = spec.data
+    key = json.dumps([data.sha256, data.path_columns, spec.assets[data.root].origin])
+    return cache_folder() / "manifests" / f"{sha256_bytes(key.encode())}.json"
+
+
+def _recall_facts(spec: RunSpec) -> ManifestFacts | None:
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        match json.loads(_facts_path(spec).read_bytes()):
+            case {"rows": int(rows), "sha256": spec.data.sha256, "fingerprint": str(fingerprint)}:
+                return ManifestFacts(rows, spec.data.sha256, fingerprint)
+    return None
 
 
 def _recall(bundle: Bundle, *, finished: bool) -> dict[str, Hashed]:

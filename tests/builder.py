@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
-from collections.abc import Callable
+import random
+import struct
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from runner import documents, pack
-from runner.inside.digests import sha256_bytes
+from runner.inside.digests import hash_file, sha256_bytes
 from runner.spec import RunSpec
 from tests.scripted.saving import save_checkpoint
 
@@ -111,12 +114,34 @@ def make_server(folder: Path, name: str = "server-a", **fields: Any) -> Path:
     return path
 
 
+def grow(bundle: Path, sizes: Mapping[str, int]) -> None:
+    """Give the checkpoint-4 of `bundle` files of weights (name -> bytes of numbers), and say so wherever it is listed.
+
+    No block is like another, and the same call gives the same bytes.
+    """
+    checkpoint = bundle / "checkpoint-4"
+    inventory = json.loads((checkpoint / "RECOVERY_COMPLETE.json").read_bytes())
+    source = random.Random(0)  # noqa: S311 - numbers, not secrets
+    for name, size in sizes.items():
+        layout = {"weight": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+        header = json.dumps(layout, separators=(",", ":")).encode()
+        digest = hashlib.sha256()
+        with (checkpoint / name).open("wb") as file:
+            pieces = (source.randbytes(min(1 << 24, size - at)) for at in range(0, size, 1 << 24))
+            for piece in itertools.chain([struct.pack("<Q", len(header)) + header], pieces):
+                file.write(piece)
+                digest.update(piece)
+            inventory["files"][name] = {"bytes": file.tell(), "sha256": digest.hexdigest()}
+    (checkpoint / "RECOVERY_COMPLETE.json").write_text(json.dumps(inventory, indent=2, sort_keys=True) + "\n")
+    relist(bundle)
+
+
 def relist(bundle: Path) -> None:
     """Write a list that fits what the bundle holds now, as a forger would."""
     from runner import sums
 
     names = [str(path.relative_to(bundle)) for path in bundle.rglob("*") if path.is_file()]
-    digests = {name: sha256_bytes((bundle / name).read_bytes()) for name in names if name != sums.LIST_NAME}
+    digests = {name: hash_file(bundle / name).sha256 for name in names if name != sums.LIST_NAME}
     (bundle / sums.LIST_NAME).write_bytes(sums.render(digests))
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import array
-import json
 import os
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,14 +10,13 @@ import pytest
 
 from runner import aside, documents
 from runner.errors import ExitCode, Refusal
-from runner.inside.digests import sha256_bytes
 from runner.plan import plan_launch
 from runner.prepare import prepare
 from runner.rebase import RebasedInputs, rebase
 from runner.run import RunFolder
 from runner.server import ServerProfile
 from runner.verify import open_bundle, verify
-from tests.builder import make_bundle, make_server, relist, snapshot
+from tests.builder import grow, make_bundle, make_server, snapshot
 from tests.test_rewrite_bundle import HOST, IMAGE
 
 BIG = "model.safetensors"
@@ -36,24 +32,8 @@ def inputs(tmp_path: Path) -> RebasedInputs:
     """A bundle whose checkpoint has a file of 12 MiB, to be copied."""
     server = documents.load(ServerProfile, make_server(tmp_path))
     bundle = make_bundle(tmp_path, update=4)
-    grow(bundle)
+    grow(bundle, {BIG: 12 * PIECE})
     return rebase(verify(open_bundle(bundle)), server, mode="copy")
-
-
-def grow(bundle: Path) -> None:
-    """Put 12 MiB of numbers into the model, and say so wherever it is listed."""
-    checkpoint = bundle / "checkpoint-4"
-    header = json.dumps(
-        {"weight": {"dtype": "U8", "shape": [12 * PIECE], "data_offsets": [0, 12 * PIECE]}},
-        separators=(",", ":"),
-    ).encode()
-    body = array.array("I", range(3 * PIECE)).tobytes()
-    content = struct.pack("<Q", len(header)) + header + body
-    (checkpoint / BIG).write_bytes(content)
-    inventory = json.loads((checkpoint / "RECOVERY_COMPLETE.json").read_bytes())
-    inventory["files"][BIG] = {"bytes": len(content), "sha256": sha256_bytes(content)}
-    (checkpoint / "RECOVERY_COMPLETE.json").write_text(json.dumps(inventory, indent=2, sort_keys=True) + "\n")
-    relist(bundle)
 
 
 def attempt(

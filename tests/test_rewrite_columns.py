@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runner import columns
+from runner import columns, manifest
+from runner.errors import Refusal
 from runner.manifest import read_facts
 
 ROOTS = st.sampled_from(
@@ -97,7 +99,7 @@ def test_chunks_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     source.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
     results = set()
     for size in (1, 7, 100, 1000, 1 << 20):
-        monkeypatch.setattr(columns, "CHUNK_BYTES", size)
+        monkeypatch.setattr(columns, "chunks", functools.partial(manifest.chunks, size_bytes=size))
         pieces: list[bytes] = []
         moved = columns.move(source, ("image",), ("/mnt/a", "/elsewhere/b"), pieces.append)
         results.add((b"".join(pieces), moved))
@@ -125,3 +127,21 @@ def test_a_path_outside_of_the_root_is_refused_with_its_row(tmp_path: Path, path
     source.write_bytes(b'{"image": "/data/run/1"}\n' + json.dumps({"image": path}).encode() + b"\n")
     with pytest.raises(ValueError, match=r"row 2: .* does not lie below /data/run"):
         columns.move(source, ("image",), ("/data/run", "/x"))
+
+
+def test_several_processes_find_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, digests and bad rows by their number, wherever the pieces end."""
+    good = tmp_path / "good.jsonl"
+    good.write_bytes(b"".join(b'{"image": "/m/%d", "b": [%d, 1e-5]}\n' % (n, n) for n in range(3000)))
+    bad = tmp_path / "bad.jsonl"
+    lines = good.read_bytes().split(b"\n")
+    lines[17], lines[2900] = b'{"image": "/m/1", "image": "/m/2"}', b'{"image": NaN}'
+    bad.write_bytes(b"\n".join(lines))
+    facts = read_facts(good, ("image",), "/m")
+    monkeypatch.setattr(manifest, "chunks", functools.partial(manifest.chunks, size_bytes=5000))
+    monkeypatch.setattr(manifest, "_SHARE_BYTES", 1000)
+    assert read_facts(good, ("image",), "/m") == facts
+    assert facts.rows == 3000
+    with pytest.raises(Refusal) as refused:
+        read_facts(bad, ("image",), "/m")
+    assert [fault.where for fault in refused.value.faults] == [f"{bad}:18", f"{bad}:2901"]
