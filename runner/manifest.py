@@ -7,26 +7,23 @@ every path column is given relative to the root.
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
 import dataclasses
 import functools
 import hashlib
 import json
-import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from runner.errors import Fault, Refusal
+from runner.forked import Forked
 
 _MAKE_AGAIN = "make the manifest again with one JSON object a line, LF after each"
 _LIMIT_FAULTS = 20
 CHUNK_BYTES = 4 << 20
-# A process takes a tenth of a second to start, which is what parsing two chunks takes.
-_SHARE_BYTES = 8 << 20
+# Less than this is parsed before it would be handed out.
+_SHARE_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,38 +114,24 @@ def _read_part(chunk: bytes, columns: tuple[str, ...], prefix: str) -> _Part:
 def _parts(
     path: Path, work: Callable[[bytes], _Part], on_chunk: Callable[[bytes], object]
 ) -> Iterator[_Part]:
-    """Yield what `work` makes of each piece, in order; of a large file, by processes: parsing holds Python's lock.
+    """Yield what `work` makes of each piece, in order; of a large file, by processes: parsing holds Python's lock."""
 
-    They are started anew, not forked: a fork copies the locks that other threads hold. A few pieces for each process
-    wait at most, so that memory stays constant.
-    """
+    def pieces() -> Iterator[bytes]:
+        for chunk in chunks(path):
+            on_chunk(chunk)
+            yield chunk
+
     try:
-        size = path.stat().st_size
-        cores = min(len(os.sched_getaffinity(0)), size // _SHARE_BYTES)
-        if cores < 2:
-            for chunk in chunks(path):
-                on_chunk(chunk)
-                yield work(chunk)
+        processes = min(len(os.sched_getaffinity(0)), path.stat().st_size // _SHARE_BYTES)
+        if processes < 2:
+            yield from map(work, pieces())
             return
-        waiting: collections.deque[concurrent.futures.Future[_Part]] = collections.deque()
-        context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(cores, context, _leave_interrupts) as pool:
-            for chunk in chunks(path):
-                waiting.append(pool.submit(work, chunk))
-                on_chunk(chunk)
-                while len(waiting) > 2 * cores:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+        with Forked(work, processes) as forked:
+            yield from forked.results(pieces())
     except OSError as error:
         raise Refusal(
             Fault("manifest cannot be read", str(path), "a readable file", str(error), _MAKE_AGAIN)
         ) from error
-
-
-def _leave_interrupts() -> None:
-    """Ctrl-C reaches every process of the terminal; the one that people see answers it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def parse_row(line: bytes) -> dict[str, Any]:
