@@ -237,7 +237,10 @@ def rows_bundle(work: Path, rows: int) -> Path:
 def rewritten(bundle: Path) -> None:
     """All that a manifest's rebase takes: check and hash, write, and prove what was written."""
     server = documents.load(ServerProfile, bundle.parent / "server-a.yaml")
-    prepared(rebase(verify(open_bundle(bundle), use_memory=True), server), bundle.parent / "run")
+    prepared(
+        rebase(verify(open_bundle(bundle), use_memory=True), server, drafts=bundle.parent),
+        bundle.parent / "run",
+    )
 
 
 def plain(source: Path, target: Path) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, cast
 
 from runner import columns, rewrite
 from runner.errors import Fault, Refusal, refuse_if
 from runner.inside.census import INVENTORY
-from runner.inside.digests import sha256_bytes
+from runner.inside.digests import Stamp, sha256_bytes
 from runner.rewrite import Edit, Scalar
 from runner.server import ServerProfile
 from runner.spec import COLUMN_MARK, Rewrite, RunSpec
@@ -32,7 +33,8 @@ _TRAINER_STATE = "trainer_state.json"
 class RewrittenFile:
     """A file of the bundle as it is on this server. Digests in hex; `why` says for each edited pointer what asked for it.
 
-    `content` is None for the manifest, which is written as it is moved; `moved` is None where it was moved before.
+    `content` is None for the manifest: that was written to `draft` as it was moved, a file without a name, if there was
+    a place for it; `moved` is None where it was moved before.
     """
 
     path: str
@@ -43,14 +45,19 @@ class RewrittenFile:
     edits: tuple[Edit, ...] = ()
     why: Mapping[str, str] = dataclasses.field(default_factory=dict)
     moved: columns.Moved | None = None
+    draft: BinaryIO | None = dataclasses.field(default=None, compare=False, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where the run finds things on this server: assets by name, and its output folder. As seen by the run."""
+    """Where the run finds things on this server: assets by name, and its output folder. As seen by the run.
+
+    `drafts` is a folder of the host for what is written before it has a place; without it, nothing is written.
+    """
 
     assets: Mapping[str, str]
     output: str
+    drafts: Path | None = None
 
 
 def rewritten(
@@ -263,18 +270,35 @@ def _manifest(
         return file
     source = bundle.path / data.manifest
     roots = bundle.spec.assets[data.root].origin, places.assets[data.root]
+    stamp = Stamp.of(source.stat())
+    verified = bundle.hashed[data.manifest].stamp == stamp
+    draft = None if places.drafts is None else _draft(places.drafts)
     try:
-        moved = columns.move(source, bundle.spec.columns, roots, on_bytes=on_bytes)
+        moved = columns.move(
+            source,
+            bundle.spec.columns,
+            roots,
+            write=None if draft is None else draft.write,
+            on_bytes=on_bytes,
+            sha256_before=before if verified else None,
+        )
     except ValueError as error:
         fix = "declare the columns that hold paths below the asset, and no others"
         faults.append(Fault("cannot be rewritten", str(source), f"paths below {roots[0]}", str(error), fix))
         return None
-    if moved.sha256_before != before:
+    if moved.sha256_before != before or Stamp.of(source.stat()) != stamp:
         fix = "the bundle changes under our hands: verify it again"
-        found = f"sha256 {moved.sha256_before}"
+        found = "another" if verified else f"sha256 {moved.sha256_before}"
         faults.append(Fault("mismatch", str(source), f"sha256 {before}", found, fix))
         return None
-    return RewrittenFile(data.manifest, before, moved.sha256_after, moved.size_bytes, moved=moved)
+    return RewrittenFile(
+        data.manifest, before, moved.sha256_after, moved.size_bytes, moved=moved, draft=draft
+    )
+
+
+def _draft(folder: Path) -> BinaryIO:
+    """Return a new file in `folder` that has no name: whatever happens, the system removes it."""
+    return cast("BinaryIO", tempfile.TemporaryFile(dir=folder, buffering=0))
 
 
 def _inventory(bundle: VerifiedBundle, changed: Mapping[str, RewrittenFile]) -> RewrittenFile | None:

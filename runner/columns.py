@@ -57,45 +57,33 @@ def move(
     roots: tuple[str, str],
     write: Callable[[bytes], object] | None = None,
     on_bytes: Callable[[int], None] | None = None,
+    sha256_before: str | None = None,
 ) -> Moved:
     """Move `columns` of the manifest at `source` from the first of `roots` to the second; hand each chunk to `write`.
 
-    Raises ValueError naming the row whose path does not lie below the first root, or is spelled anew in every row.
+    `write` is called from another thread, in order. `sha256_before` is the digest of `source` in hex, from a caller that
+    knows it. Raises ValueError naming the row whose path does not lie below the first root, or is spelled anew in every
+    row.
     """
     before, after = roots
     works = [_Column(name, before, after) for name in columns]
     rows = size = 0
-    with _Digest() as old, _Digest() as new:
+    with _Aside() as old, _Aside(write) as new:
         for chunk in chunks(source):
             moved = chunk
+            here = chunk.count(b"\n")
             for work in works:
-                moved = work.move(moved, rows)
-            old.update(chunk)
-            new.update(moved)
-            rows += chunk.count(b"\n")
+                moved = work.move(moved, rows, here)
+            if sha256_before is None:
+                old.put(chunk)
+            new.put(moved)
+            rows += here
             size += len(moved)
-            if write is not None:
-                write(moved)
             if on_bytes is not None:
                 on_bytes(len(chunk))
-        digests = old.hexdigest(), new.hexdigest()
+        digests = sha256_before or old.hexdigest(), new.hexdigest()
     runs = tuple(run for work in works for run in work.runs)
     return Moved(tuple(columns), before, after, _text(after), rows, size, *digests, runs)
-
-
-def move_again(source: Path, moved: Moved, write: Callable[[bytes], object]) -> None:
-    """Hand to `write` what `move` made of the same `source` before, unproved: whoever keeps it compares its digest.
-
-    `moved.sha256_after` was taken while every chunk was taken back and compared; the same digest is the same bytes.
-    """
-    works = [_Column(name, moved.before, moved.after, prove=False) for name in moved.columns]
-    rows = 0
-    for chunk in chunks(source):
-        rewritten = chunk
-        for work in works:
-            rewritten = work.move(rewritten, rows)
-        rows += chunk.count(b"\n")
-        write(rewritten)
 
 
 def take_back(source: Path, moved: Moved) -> Iterator[bytes]:
@@ -119,9 +107,8 @@ def take_back(source: Path, moved: Moved) -> Iterator[bytes]:
 class _Column:
     """One column: learns from a row how key and root are written, and looks closely wherever that does not hold."""
 
-    def __init__(self, name: str, before: str, after: str, *, prove: bool = True) -> None:
+    def __init__(self, name: str, before: str, after: str) -> None:
         self.runs: list[Run] = []
-        self._prove = prove
         self._name = name
         self._before = before
         self._text_after = _text(after)
@@ -131,13 +118,17 @@ class _Column:
         self._needle = b""
         self._put = b""
 
-    def move(self, chunk: bytes, rows_before: int) -> bytes:
-        """Return `chunk` with the root exchanged in every row."""
+    def move(self, chunk: bytes, rows_before: int, rows: int) -> bytes:
+        """Return `chunk`, of `rows` rows after `rows_before` others, with the root exchanged in every row."""
+        moved = self._at_once(chunk, rows)
+        return self._in_parts(chunk, rows_before) if moved is None else moved
+
+    def _in_parts(self, chunk: bytes, rows_before: int) -> bytes:
         done: list[bytes] = []
         waiting = [chunk]
         while waiting:
             part = waiting.pop()
-            moved = self._at_once(part)
+            moved = self._at_once(part, part.count(b"\n"))
             middle = part.find(b"\n", len(part) // 2 if self._needle else 0) + 1
             if moved is None and self._plain and 0 < middle < len(part) and len(part) > _CLOSE_BYTES:
                 # An odd row is in one half; and one row looked at closely shows how the next ones are written.
@@ -147,7 +138,7 @@ class _Column:
                     continue
                 done.append(self._closely(first, rows_before))
                 rows_before += 1
-                moved = self._at_once(rest)
+                moved = self._at_once(rest, rest.count(b"\n"))
                 if moved is None and self._needle:
                     waiting.append(rest)
                     continue
@@ -165,23 +156,21 @@ class _Column:
                 raise ValueError(f"row {number}: {error}") from error
         return b"".join(lines)
 
-    def _at_once(self, chunk: bytes) -> bytes | None:
+    def _at_once(self, chunk: bytes, rows: int) -> bytes | None:
         """The whole chunk in one replacement, where that is certain to be the same; else None.
 
-        Every row has the column. If no key can be written with escapes and the key's text stands in the chunk once a
-        row, each is the column's own key; if it is followed by the root each time, there is nothing else to exchange.
+        Every row has the column. If no key can be written with escapes, key and root stand together once a row, and the
+        key's text stands nowhere else, then each is the column's own key and there is nothing else to exchange. The key
+        is counted in what comes out: there too it stands only where the root was put, so that putting the old root
+        there gives the chunk again.
         """
-        rows = chunk.count(b"\n")
-        if not (
-            self._needle
-            and chunk.count(self._needle) == rows
-            # Without its closing quote the search is twice as fast, and finds no fewer.
-            and rows in (chunk.count(self._key[:-1]), chunk.count(self._key))
-            and (b"\\u00" not in chunk or _ODD.search(chunk) is None)
-        ):
+        if not self._needle or (b"\\" in chunk and _ODD.search(chunk) is not None):
             return None
-        moved = chunk.replace(self._needle, self._put)
-        return moved if not self._prove or moved.replace(self._put, self._needle) == chunk else None
+        parts = chunk.split(self._needle)
+        if len(parts) - 1 != rows:
+            return None
+        moved = self._put.join(parts)
+        return moved if moved.count(self._key) == rows else None
 
     def _move_row(self, line: bytes, number: int) -> bytes:
         parse_row(line)
@@ -216,11 +205,12 @@ class _Column:
         self._put = head + self._text_after.encode("utf-8") + slash
 
 
-class _Digest:
-    """SHA-256 in a thread of its own: hashing takes no time from rewriting."""
+class _Aside:
+    """SHA-256, and `write`, in a thread of their own: they take no time from rewriting."""
 
-    def __init__(self) -> None:
+    def __init__(self, write: Callable[[bytes], object] | None = None) -> None:
         self._digest = hashlib.sha256()
+        self._write = write
         self._pool = concurrent.futures.ThreadPoolExecutor(1)
         self._last: concurrent.futures.Future[None] | None = None
 
@@ -230,17 +220,22 @@ class _Digest:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
 
-    def update(self, chunk: bytes) -> None:
-        """Hash `chunk` after those before it; at most one waits."""
+    def put(self, chunk: bytes) -> None:
+        """Take `chunk` after those before it; at most one waits. Raises what `write` raised."""
         if self._last is not None:
             self._last.result()
-        self._last = self._pool.submit(self._digest.update, chunk)
+        self._last = self._pool.submit(self._take, chunk)
 
     def hexdigest(self) -> str:
-        """Return the digest of all chunks."""
+        """Return the digest of all chunks, when all are written."""
         if self._last is not None:
             self._last.result()
         return self._digest.hexdigest()
+
+    def _take(self, chunk: bytes) -> None:
+        self._digest.update(chunk)
+        if self._write is not None:
+            self._write(chunk)
 
 
 def _text(root: str) -> str:

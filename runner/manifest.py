@@ -62,17 +62,9 @@ def read_facts(path: Path, path_columns: Sequence[str], root: str) -> ManifestFa
 
 def chunks(source: Path, size_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
     """Yield the bytes of `source` in pieces of whole lines (split at LF only), about `size_bytes` each."""
-    rest: list[bytes] = []
-    with source.open("rb", buffering=0) as file:
+    with source.open("rb") as file:
         while piece := file.read(size_bytes):
-            cut = piece.rfind(b"\n") + 1
-            if cut:
-                yield b"".join((*rest, piece[:cut]))
-                rest = [piece[cut:]] if piece[cut:] else []
-            else:
-                rest.append(piece)
-    if rest:
-        yield b"".join(rest)
+            yield piece if piece.endswith(b"\n") else piece + file.readline()
 
 
 def lines_of(chunk: bytes) -> Iterator[bytes]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from runner import archive, columns, compose, manifest
 from runner.aside import going_on, growing
@@ -92,11 +94,11 @@ def prepare(
     with growing(folder.path, "preparing") as path:
         aside = RunFolder(path)
         _write(inputs, aside, server_bytes)
-        _rebased(inputs, aside)
+        rebased = _rebased(inputs, aside)
         if check is not None:
             check(aside)
         own = _lay(inputs, aside, folder.path, on_bytes)
-        write_control(inputs, plan, aside, own)
+        write_control(inputs, plan, aside, own, rebased)
         for inner in sorted(entry for entry in path.rglob("*") if entry.is_dir()):
             sync_folder(inner)
         sync_folder(path)
@@ -104,14 +106,19 @@ def prepare(
 
 
 def write_control(
-    inputs: RebasedInputs, plan: LaunchPlan, folder: RunFolder, own: Mapping[str, Hashed] | None = None
+    inputs: RebasedInputs,
+    plan: LaunchPlan,
+    folder: RunFolder,
+    own: Mapping[str, Hashed] | None = None,
+    rebased: Mapping[str, Hashed] | None = None,
 ) -> None:
     """Write what the start program reads, and the compose file; content that is there already is left alone.
 
-    `own` are the files of the bundle that were laid into the run folder; None keeps what is recorded of them. Raises
+    `own` are the files of the bundle that were laid into the run folder; None keeps what is recorded of them. `rebased` are
+    the rewritten files, if they have just been seen to be what they must be; else they are read. Raises
     `Refusal` if a rewritten file is not what it was proved to be.
     """
-    hashed = dict(inputs.bundle.hashed) | _rebased(inputs, folder)
+    hashed = dict(inputs.bundle.hashed) | (_rebased(inputs, folder) if rebased is None else dict(rebased))
     whole = inputs.server.engine == "venv" and inputs.mode != "mount"
     if own is None:
         laid = json.loads(folder.verified_file.read_bytes())["memory" if whole else "checkpoint"]
@@ -217,13 +224,30 @@ def _write_rebased(inputs: RebasedInputs, folder: RunFolder) -> None:
             write_file(path, file.content)
             write_file(path.with_name(path.name + ".orig"), (inputs.bundle.path / file.path).read_bytes())
             continue
-        assert file.moved is not None
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("xb") as out:
-            columns.move_again(inputs.bundle.path / file.path, file.moved, out.write)
-            out.flush()
+        assert file.moved is not None
+        with path.open("xb", buffering=0) as out:
+            if file.draft is not None:
+                _copy_draft(file.draft, out)
+            else:
+                roots = file.moved.before, file.moved.after
+                columns.move(inputs.bundle.path / file.path, file.moved.columns, roots, out.write)
             os.fsync(out.fileno())
         _prove_manifest(inputs, file, path)
+
+
+def _copy_draft(draft: BinaryIO, out: BinaryIO) -> None:
+    """Copy the whole of `draft`, inside the kernel where it can."""
+    draft.seek(0)
+    try:
+        while os.copy_file_range(draft.fileno(), out.fileno(), 1 << 30):
+            pass
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        draft.seek(0)
+        out.seek(0)
+        shutil.copyfileobj(draft, out, 1 << 20)
 
 
 def _prove_manifest(inputs: RebasedInputs, file: RewrittenFile, path: Path) -> None:

@@ -134,7 +134,8 @@ def _rebased(bundle: Path, profile: ServerProfile, folder: RunFolder, wish: Wish
     total += found.path.joinpath(spec.data.manifest).stat().st_size if spec.columns else 0
     output = None if profile.engine == "docker" else str(folder.output)
     with screen.bytes_progress("assets", total) as advance:
-        inputs = rebase(found, profile, advance, mode=wish.mode, output=output)
+        drafts = None if wish.dry_run else next(p for p in folder.path.parents if p.exists())
+        inputs = rebase(found, profile, advance, mode=wish.mode, output=output, drafts=drafts)
     if wish.check_images:
         manifest = found.path / spec.data.manifest
         with screen.rows_progress("images", spec.data.rows) as advance:

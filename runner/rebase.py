@@ -134,11 +134,13 @@ def rebase(
     mode: Mode = "mount",
     output: str | None = None,
     known: Mapping[str, RewrittenFile] | None = None,
+    drafts: Path | None = None,
 ) -> RebasedInputs:
     """Find every asset of `bundle` on `server`, and work out what the declared fields become there.
 
     Reads the assets that have a hash once. `output` is the run's output folder as it sees it itself (needed without
-    containers); `known` is the manifest as it was rewritten before. Raises `Refusal` with every asset that the profile
+    containers); `known` is the manifest as it was rewritten before; `drafts` a folder on the run folder's file system,
+    for a manifest that is rewritten now (in a file without a name). Raises `Refusal` with every asset that the profile
     does not name, or that is absent, of another kind or hash; then with every field that cannot be rewritten.
     """
     faults = invariant_faults(bundle.path, bundle.spec)
@@ -161,7 +163,7 @@ def rebase(
         {name: bundle.spec.assets[name] for name in sorted(mounted & bundle.spec.assets.keys())}
     )
     refuse_if(faults)
-    places = Places({asset.name: asset.inside for asset in found}, output or f"{CONTAINER_ROOT}/run")
+    places = Places({asset.name: asset.inside for asset in found}, output or f"{CONTAINER_ROOT}/run", drafts)
     files = changes.rewritten(bundle, server, places, known or {}, on_bytes)
     if files and not docker and mode == "mount":
         fix = "prepare with --mode hardlink, reflink or copy; or use the docker engine, which mounts them"
