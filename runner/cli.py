@@ -19,6 +19,7 @@ from runner import demo as demonstration
 from runner import pack as packing
 from runner import resume as resuming
 from runner import screen
+from runner.cli_doctor import doctor_command
 from runner.cli_image import PROJECT, ProjectOption, image_app
 from runner.cli_verify import (
     BundleArgument,
@@ -102,6 +103,7 @@ def _refused(refusal: Refusal) -> NoReturn:
 
 app.command("verify")(verify_command)
 app.command("sign")(sign_command)
+app.command("doctor")(doctor_command)
 
 
 @app.command("describe")

@@ -15,6 +15,7 @@ from runner.nvml import Recording, key
 _NVLINK = 2
 _FABRIC = ("not supported", "not started", "in progress", "completed")
 _FABRIC_COMPLETED = 3
+_PROHIBITED = 2
 # Bits of nvmlDeviceGetCurrentClocksEventReasons that cost speed and that an operator can mend (nvml.h). An idle GPU, an
 # application's clocks and the software power cap under load are no fault.
 _SLOWDOWNS = {
@@ -84,7 +85,7 @@ class Gpu:
     mig: bool | None
     mig_devices: tuple[str, ...]
     persistence: bool | None
-    exclusive: bool | None
+    prohibited: bool | None
     power_limit_w: float | None
     power_default_w: float | None
     slowdowns: tuple[str, ...]
@@ -219,7 +220,7 @@ def _gpu(answers: _Answers, index: int, count: int) -> Gpu:
         mig=None if mig is None else bool(mig[0]),
         mig_devices=_mig_devices(answers, index),
         persistence=answers.flag("nvmlDeviceGetPersistenceMode", index),
-        exclusive=None if compute is None else compute != 0,
+        prohibited=None if compute is None else compute == _PROHIBITED,
         power_limit_w=_watts(answers.get("nvmlDeviceGetPowerManagementLimit", index)),
         power_default_w=_watts(answers.get("nvmlDeviceGetPowerManagementDefaultLimit", index)),
         slowdowns=tuple(name for bit, name in _SLOWDOWNS.items() if reasons & bit),
