@@ -13,11 +13,13 @@ import tarfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO, Literal
 
 from runner.errors import Fault, Refusal
 from runner.inside.tree import blob_id, tree_id
 from runner.sums import unsafe_reason
 
+_GZIP = b"\x1f\x8b"
 LIMIT_FILES = 100_000
 LIMIT_BYTES = 2 << 30
 _PACK_AGAIN = "pack the code again with `ferry pack`, or with `git archive`"
@@ -74,7 +76,8 @@ def read(path: Path) -> dict[str, tuple[bool, bytes]]:
     faults: list[Fault] = []
     total = 0
     try:
-        with tarfile.open(path, mode="r:*") as tar:
+        # Gzip or none (S2): other compressions unpack to more than a limit on the result can bound.
+        with path.open("rb") as raw, tarfile.open(fileobj=raw, mode=_mode_of(raw)) as tar:
             for member in tar:
                 name = member.name.removesuffix("/") if member.isdir() else member.name
                 if reason := _reason(member, name, files):
@@ -99,7 +102,7 @@ def read(path: Path) -> dict[str, tuple[bool, bytes]]:
             _read_out(tar, path)
     except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
         raise Refusal(
-            Fault("archive damaged", str(path), "a tar archive", str(error), _PACK_AGAIN)
+            Fault("archive damaged", str(path), "a tar archive, gzipped or not", str(error), _PACK_AGAIN)
         ) from error
     faults += [
         Fault("unsafe", f"{path}: {name}", "a file or a folder, not both", "both", _PACK_AGAIN)
@@ -109,6 +112,12 @@ def read(path: Path) -> dict[str, tuple[bool, bytes]]:
     if faults:
         raise Refusal(*faults)
     return files
+
+
+def _mode_of(raw: BinaryIO) -> Literal["r:gz", "r:"]:
+    zipped = raw.read(len(_GZIP)) == _GZIP
+    raw.seek(0)
+    return "r:gz" if zipped else "r:"
 
 
 def tree_of(files: Members) -> str:

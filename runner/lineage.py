@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import rfc8785
 
-from runner.errors import Fault, Refusal
+from runner.errors import Fault, Refusal, Verdict
 from runner.inside.digests import sha256_bytes
 from runner.record import canonical
 
@@ -94,6 +94,9 @@ def parse(raw: bytes, where: str) -> tuple[Link, ...]:
             ) from error
         if canonical_line != line:
             raise Refusal(Fault("lineage edited", place, "canonical JSON", "another form of it", fix))
+        if link.verdict not in {verdict.value for verdict in Verdict}:
+            verdicts = ", ".join(verdict.value for verdict in Verdict)
+            raise Refusal(Fault("lineage damaged", f"{place}: verdict", verdicts, link.verdict, fix))
         if link.previous != head(links):
             raise Refusal(
                 Fault("lineage broken", place, f"previous {head(links)}", f"previous {link.previous}", fix)

@@ -83,6 +83,14 @@ def check_manifest(
     return facts
 
 
+def check_logs(bundle: Bundle, spec: RunSpec) -> None:
+    """The folder of the logs, if the spec names one, has files in the bundle (S8)."""
+    if spec.logs is not None and not any(name.startswith(f"{spec.logs}/") for name in bundle.digests):
+        fix = "name the folder that holds the logs, or leave `logs` out"
+        where = f"{bundle.path / SPEC_NAME}: logs"
+        raise Refusal(Fault("named but not there", where, f"listed files below {spec.logs}", "none", fix))
+
+
 def check_checkpoint(bundle: Bundle, spec: RunSpec) -> census.Checkpoint | None:
     """Return the checkpoint of the spec, complete and at its update (S5, C1 to C9); None if the run begins here."""
     if spec.checkpoint == "fresh":

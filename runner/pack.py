@@ -83,8 +83,10 @@ def gather(folder: RunFolder) -> Contents:
         and name not in (verify.SPEC_NAME, verify.LINEAGE_NAME)
     }
     files |= {f"{newest.name}/{name}": newest.path / name for name in (*newest.files, census.INVENTORY)}
-    files |= {f"{LOGS}/{name}": path for name, path in _logs(folder).items()}
-    packed = spec.at_checkpoint(CheckpointRef(path=newest.name, update=newest.update), LOGS)
+    logs = _logs(folder)
+    files |= {f"{LOGS}/{name}": path for name, path in logs.items()}
+    at = CheckpointRef(path=newest.name, update=newest.update)
+    packed = spec.at_checkpoint(at, LOGS if logs else None)
     made = {verify.SPEC_NAME: render_spec(packed), verify.LINEAGE_NAME: lineage.render(folder.links())}
     left_out = tuple(f"{name}: {refusal.faults[0].what}" for name, refusal in rejected.items())
     return Contents(files, made, newest.update, left_out)

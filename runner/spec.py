@@ -229,8 +229,8 @@ class RunSpec(Document):
         """The update that the bundle's state is at; 0 for a fresh run."""
         return 0 if self.checkpoint == "fresh" else self.checkpoint.update
 
-    def at_checkpoint(self, checkpoint: CheckpointRef, logs: str) -> RunSpec:
-        """Return the spec of the same run at `checkpoint`, its logs in the folder `logs`."""
+    def at_checkpoint(self, checkpoint: CheckpointRef, logs: str | None) -> RunSpec:
+        """Return the spec of the same run at `checkpoint`, its logs in the folder `logs` (None: it has none)."""
         old = "" if self.checkpoint == "fresh" else self.checkpoint.path + "/"
 
         def place(text: str) -> str:

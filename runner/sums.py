@@ -12,11 +12,13 @@ from collections.abc import Mapping
 
 from runner.errors import Fault, Refusal
 
+# No project is as deep, and no walk below it comes near to what Python can nest.
+LIMIT_PARTS = 100
 LIST_NAME = "SHA256SUMS"
 SIGNATURE_NAME = LIST_NAME + ".sig"
 _LINE = re.compile(rb"(\\?)([0-9a-f]{64}) [ *](.+)\Z", re.DOTALL)
 # What `unsafe_reason` finds nothing against, found in one step: parts of 1 to 255 bytes, none '.' or '..'.
-_SAFE = re.compile(rb"(?:(?!\.{1,2}(?:/|\Z))[^/\0]{1,255}/)*(?!\.{1,2}\Z)[^/\0]{1,255}\Z")
+_SAFE = re.compile(rb"(?:(?!\.{1,2}(?:/|\Z))[^/\0]{1,255}/){0,99}(?!\.{1,2}\Z)[^/\0]{1,255}\Z")
 _OWN = frozenset({LIST_NAME.encode(), SIGNATURE_NAME.encode()})
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
 _UNESCAPE = re.compile(rb"\\(.?)", re.DOTALL)
@@ -98,6 +100,8 @@ def unsafe_reason(name: str) -> str | None:
         return "the list cannot list itself, nor its signature"
     if any(len(os.fsencode(part)) > 255 for part in parts):
         return "has a part over 255 bytes"
+    if len(parts) > LIMIT_PARTS:
+        return f"lies more than {LIMIT_PARTS} folders deep"
     return None
 
 

@@ -184,6 +184,7 @@ def _meaning(
         found = checkpoint
         notes = meaning.gather(faults, lambda: meaning.check_consistency(found, spec)) or ()
     links = meaning.gather(faults, lambda: meaning.check_lineage(bundle, spec, needed=given is None)) or ()
+    meaning.gather(faults, lambda: meaning.check_logs(bundle, spec))
     known = _recall_facts(spec) if use_memory else None
     facts = meaning.gather(faults, lambda: meaning.check_manifest(bundle, spec, known))
     refuse_if(faults)

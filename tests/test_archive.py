@@ -73,6 +73,7 @@ HOSTILE = {
     "device": ([member("x", type=tarfile.CHRTYPE)], "a link, a device or another special entry"),
     "pipe": ([member("x", type=tarfile.FIFOTYPE)], "a link, a device or another special entry"),
     "setuid": ([member("x", mode=0o4755)], "setuid or setgid"),
+    "deep": ([member("a/" * 3000 + "x")], "lies more than 100 folders deep"),
     "twice": ([member("x"), member("x")], "stands twice"),
     "file and folder": ([member("x"), member("x/y")], "both"),
 }
@@ -89,6 +90,16 @@ def test_what_could_do_harm_is_refused_by_name(tmp_path: Path, name: str) -> Non
     with pytest.raises(Refusal) as refused:
         archive.read(path)
     assert [fault.found for fault in refused.value.faults] == [reason]
+
+
+@pytest.mark.parametrize("how", ["xz", "bz2"])
+def test_another_compression_is_refused(tmp_path: Path, how: str) -> None:
+    """Only gzip or none: what may come out of others cannot be bounded as they are read (rule S2)."""
+    path = tmp_path / "code.tar"
+    with tarfile.open(path, f"w:{how}") as tar:  # type: ignore[call-overload]
+        tar.addfile(member("x"), io.BytesIO())
+    with pytest.raises(Refusal, match="gzipped or not"):
+        archive.read(path)
 
 
 def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

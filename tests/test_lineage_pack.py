@@ -218,3 +218,10 @@ def test_preparing_copies_no_checkpoint_and_keeps_the_bundle(tmp_path: Path) -> 
     assert newest is not None
     assert newest.path == tmp_path / "bundle" / "checkpoint-4"
     assert sha256_bytes((tmp_path / "bundle" / "SHA256SUMS").read_bytes()) in run.prepared_file.read_text()
+
+
+def test_a_verdict_that_does_not_exist_is_refused() -> None:
+    """A chain whose hashes fit, written by whoever does not know what a segment's end is called."""
+    raw = lineage.render([dataclasses.replace(links_of(1)[0], verdict="nonsense")])
+    with pytest.raises(Refusal, match="finished, stopped, forced"):
+        lineage.parse(raw, "lineage.jsonl")

@@ -65,6 +65,7 @@ def test_our_list_passes_the_standard_tool(tmp_path: Path) -> None:
         (A.encode() + b"  /x\n", "unsafe: list:1"),
         (A.encode() + b"  a//x\n", "unsafe: list:1"),
         (A.encode() + b"  a/./x\n", "unsafe: list:1"),
+        (A.encode() + b"  " + b"a/" * 100 + b"x\n", "unsafe: list:1"),
         (A.encode() + b"  SHA256SUMS\n", "unsafe: list:1"),
         (b"\\" + A.encode() + b"  x\\q\n", "unknown escape: list:1"),
         (A.encode() + b"  x\n" + B.encode() + b" *x\n", "listed twice: list:2"),

@@ -200,3 +200,14 @@ def test_a_bad_manifest_row_is_named_by_its_line(tmp_path: Path, content: bytes,
 def sums_of(bundle: Path) -> dict[str, str]:
     """Return the list of `bundle`."""
     return sums.parse((bundle / sums.LIST_NAME).read_bytes(), "list")
+
+
+def test_logs_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    """Not only when the run is prepared (rule S8)."""
+    bundle = make_bundle(tmp_path, change=lambda spec: spec.update(logs="data"))
+    assert verify(open_bundle(bundle)).spec.logs == "data"
+    text = (bundle / "run.yaml").read_text()
+    (bundle / "run.yaml").write_text(text.replace("logs: data", "logs: dat"))
+    relist(bundle)
+    with pytest.raises(Refusal, match="listed files below dat"):
+        verify(open_bundle(bundle))
