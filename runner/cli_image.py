@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from runner import image as images
+from runner import image_smoke as smoking
 from runner import screen
 from runner.cli_verify import JsonOption, emit
 
@@ -30,3 +31,28 @@ def image_build_command(name: str, as_json: JsonOption = False, project: Project
         dataclasses.asdict(pin),
         f"IMAGE {pin.name} digest={pin.digest} config={pin.config} lock={pin.lock}",
     )
+
+
+def on_line(line: str) -> None:
+    """Show a line of progress."""
+    screen.err.print(line, markup=False, style="dim")
+
+
+@image_app.command("smoke")
+def image_smoke_command(
+    name: str,
+    work: Annotated[
+        Path | None,
+        typer.Option("--work", help="where its runs live; made anew [default: .ferry/smoke/NAME]"),
+    ] = None,
+    as_json: JsonOption = False,
+    project: ProjectOption = PROJECT,
+) -> None:
+    """See that an image does what it is for: imports, ops without a compiler, and a moved 4-rank run that is EXACT."""
+    done = smoking.smoke(name, project, work or project / ".ferry" / "smoke" / name, on_line)
+    value = {
+        "image": dataclasses.asdict(done.pin),
+        "found": dict(done.found),
+        "verdict": done.comparison.verdict,
+    }
+    emit(as_json, value, f"SMOKE PASS {done.pin.name} digest={done.pin.digest}: {done.comparison.verdict}")

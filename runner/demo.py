@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import yaml
+from rich.console import Console
 
 from runner import image, pack, prepare, resume, screen, verify
 from runner.compare import Comparison, compare
@@ -46,24 +47,38 @@ class Server:
     folder: Path
 
 
-def run(work: Path, project: Path, *, stop_at: int = STOP_AT) -> Comparison:
-    """Run the demo in the folder `work` (made anew) and return how control and moved run compare."""
+def run(
+    work: Path,
+    project: Path,
+    *,
+    stop_at: int = STOP_AT,
+    image_name: str = "cpu",
+    env: Mapping[str, str] | None = None,
+    before_training: Callable[[Path, Server], None] = lambda _bundle, _server: None,
+    results: Console = screen.out,
+) -> Comparison:
+    """Run the demo in the folder `work` (made anew) and return how control and moved run compare.
+
+    `env` is added to the run's environment. `before_training` gets the first bundle and the server of the control;
+    `results` shows the comparison.
+    """
     engine = _engine()
     say = _say
     work = _fresh(work)
     say(
-        "1/7 environment: the image 'cpu'"
+        f"1/7 environment: the image '{image_name}'"
         if engine == "docker"
-        else "1/7 environment: a venv from the lock of 'cpu'"
+        else f"1/7 environment: a venv from the lock of '{image_name}'"
     )
-    pin = _environment(engine, project)
+    pin = _environment(engine, project, image_name)
     say("2/7 a data set, a teacher and a first bundle")
     origin = _ORIGIN if engine == "docker" else str(work / "origin")
     servers = {
-        name: _server(work, name, layout, engine, project)
+        name: _server(work, name, layout, engine, _venv(project, image_name))
         for name, layout in {"control": "disk", "server-a": "data/a", "server-b": "mnt/vol7/shared"}.items()
     }
-    start = pack.pack_draft(_draft(work, project, origin, pin), work / "bundles" / "start").path
+    start = pack.pack_draft(_draft(work, project, origin, pin, env or {}), work / "bundles" / "start").path
+    before_training(start, servers["control"])
     say("3/7 control: one segment, never moved")
     control = _train(start, servers["control"], project, None, Verdict.FINISHED)
     say(f"4/7 server-a: trains, and is asked to stop at update {stop_at}")
@@ -78,10 +93,10 @@ def run(work: Path, project: Path, *, stop_at: int = STOP_AT) -> Comparison:
     on_b = _train(arrived, servers["server-b"], project, None, Verdict.FINISHED)
     say("7/7 compared")
     comparison = compare(control, on_b)
-    screen.out.print(screen.comparison_table(comparison, ("control", "moved")))
+    results.print(screen.comparison_table(comparison, ("control", "moved")))
     for difference in comparison.differences[:10]:
-        screen.out.print(difference, markup=False)
-    screen.out.print(comparison.verdict, style="bold green" if comparison.equal else "bold red")
+        results.print(difference, markup=False)
+    results.print(comparison.verdict, style="bold green" if comparison.equal else "bold red")
     return comparison
 
 
@@ -123,20 +138,20 @@ def _fresh(work: Path) -> Path:
     return work
 
 
-def _environment(engine: Engine, project: Path) -> image.ImagePin:
+def _environment(engine: Engine, project: Path, name: str) -> image.ImagePin:
     def show(line: str) -> None:
         screen.err.print(line, markup=False, style="dim")
 
     if engine == "docker":
-        return image.build("cpu", project, on_line=show)
-    return image.build_venv("cpu", project, _venv(project), on_line=show)
+        return image.build(name, project, on_line=show)
+    return image.build_venv(name, project, _venv(project, name), on_line=show)
 
 
-def _venv(project: Path) -> Path:
-    return project / ".ferry" / "venvs" / "cpu"
+def _venv(project: Path, name: str) -> Path:
+    return project / ".ferry" / "venvs" / name
 
 
-def _server(work: Path, name: str, layout: str, engine: Engine, project: Path) -> Server:
+def _server(work: Path, name: str, layout: str, engine: Engine, venv: Path) -> Server:
     folder = work / name
     images, teacher = folder / layout / "images", folder / layout / "weights" / "teacher.safetensors"
     synthetic.write_dataset(images, ROWS, SEED)
@@ -148,13 +163,13 @@ def _server(work: Path, name: str, layout: str, engine: Engine, project: Path) -
         "assets": {"images": str(images), "teacher": str(teacher)},
     }
     if engine == "venv":
-        value["venv"] = str(_venv(project))
+        value["venv"] = str(venv)
     raw = yaml.safe_dump(value, sort_keys=False).encode()
     write_file(folder / "server.yaml", raw)
     return Server(parse(ServerProfile, raw, str(folder / "server.yaml")), raw, folder)
 
 
-def _draft(work: Path, project: Path, origin: str, pin: image.ImagePin) -> Path:
+def _draft(work: Path, project: Path, origin: str, pin: image.ImagePin, env: Mapping[str, str]) -> Path:
     """Lay out what the first bundle holds: the trainer as code, manifest, config, and the run spec of it all."""
     draft = work / "draft"
     images, teacher = f"{origin}/images", f"{origin}/teacher.safetensors"
@@ -179,7 +194,7 @@ def _draft(work: Path, project: Path, origin: str, pin: image.ImagePin) -> Path:
                 "--output", "{output}",
             ],
             "resume_args": ["--resume-from", "{checkpoint}"],
-            "env": {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+            "env": {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", **env},
         },
         "data": {
             "manifest": "data/train.jsonl",

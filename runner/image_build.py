@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import sys
 import sysconfig
@@ -36,6 +37,8 @@ _BUILD_FIX = (
     "see the last lines above; `docker buildx du` shows the space that the engine's build cache takes"
 )
 
+_ENGINE_FIX = "`just engine` installs and starts an engine"
+
 
 @dataclasses.dataclass(frozen=True)
 class Base:
@@ -62,18 +65,24 @@ def base(inputs: ImageInputs, on_line: OnLine) -> Base:
             ),
         )
     folder = store(inputs.project) / "base" / _short(base_key(inputs.spec, inputs.project))
-    for variant in ("runtime", "toolchain"):
+    variants = sorted({found.variant, "toolchain"})
+    for variant in variants:
         if not (folder / f"{variant}.tar").exists():
             _bootstrap(inputs.project / found.recipe, variant, folder, on_line)
-    for variant in ("runtime", "toolchain"):
+    for variant in variants:
         for line in package_drift(
             inputs.project / found.recipe / f"{variant}.packages", folder / f"{variant}.packages"
         ):
             on_line(f"base {variant}: {line}")
     place = folder.relative_to(inputs.project)
     return Base(
-        "sha256:" + hash_file(folder / "runtime.tar").sha256,
-        (f"--build-arg=BASE_TAR={place}/runtime.tar", f"--build-arg=TOOLCHAIN_TAR={place}/toolchain.tar"),
+        "sha256:" + hash_file(folder / f"{found.variant}.tar").sha256,
+        (
+            "--build-arg=BASE=made-base",
+            "--build-arg=TOOLCHAIN=made-toolchain",
+            f"--build-arg=BASE_TAR={place}/{found.variant}.tar",
+            f"--build-arg=TOOLCHAIN_TAR={place}/toolchain.tar",
+        ),
     )
 
 
@@ -156,13 +165,14 @@ def _without_noise(on_line: OnLine) -> OnLine:
     return show
 
 
-def environment_tar(inputs: ImageInputs, given: Base, on_line: OnLine) -> Path:
-    """Return the tar of /opt/venv, built in the engine if it is not there (minutes: the ops are compiled)."""
-    folder = store(inputs.project) / "build" / f"{inputs.spec.name}-{_short(inputs.recipe)}"
-    made = folder / "environment.tar"
-    if made.exists():
-        return made
-    aside = folder.with_name(f".{folder.name}")
+def environment(inputs: ImageInputs, given: Base, on_line: OnLine) -> None:
+    """See that the engine has the environment as an image, built if it is not there (minutes: the ops are compiled).
+
+    Older environments of the same name lose theirs; an image that stands on one keeps its layers. With FERRY_LEAN=1 in
+    the environment the fetched wheels are removed when they lie in it (4 GB, and 50 s to fetch them again).
+    """
+    if _label(inputs.environment_tag, "ferry.recipe") == inputs.recipe:
+        return
     spec = inputs.spec
     command = [
         *_buildx(given),
@@ -170,45 +180,75 @@ def environment_tar(inputs: ImageInputs, given: Base, on_line: OnLine) -> Path:
         f"--build-context=wheels={wheels(inputs, on_line)}",
         f"--build-arg=LOCK={spec.lock}",
         f"--build-arg=BUILD_LOCK={spec.build_lock}",
+        f"--build-arg=LAYERS={' | '.join(' '.join(layer) for layer in spec.layers)}",
         f"--build-arg=FROM_SOURCE={' '.join(spec.from_source)}",
         f"--build-arg=OPS={' '.join(spec.ops)}",
         f"--build-arg=ARCH={spec.arch}",
         f"--build-arg=ACCELERATOR={spec.accelerator}",
-        f"--output=type=local,dest={aside}",
+        f"--label=ferry.recipe={inputs.recipe}",
+        # Not unpacked: nobody runs it, and what stands on it is unpacked by itself.
+        _output(inputs.environment_tag) + ",unpack=false",
         ".",
     ]
     process.run(command, cwd=inputs.project, fix=_BUILD_FIX, on_line=on_line)
-    folder.mkdir(parents=True, exist_ok=True)
-    (aside / made.name).replace(made)
-    shutil.rmtree(aside)
-    for older in folder.parent.glob(f"{spec.name}-*"):
-        if older != folder:
-            shutil.rmtree(older)
-    return made
+    _forget_steps()
+    if os.environ.get("FERRY_LEAN") == "1":
+        shutil.rmtree(wheels(inputs, on_line))
+    repository = inputs.environment_tag.partition(":")[0]
+    listed = process.run(
+        ["docker", "image", "ls", "--format={{.Repository}}:{{.Tag}}", repository], fix=_ENGINE_FIX
+    )
+    older = [tag for tag in listed.output.split() if tag != inputs.environment_tag]
+    if older:
+        process.run(["docker", "image", "rm", *older], fix=_ENGINE_FIX)
+
+
+def _forget_steps() -> None:
+    """Drop the engine's copy of the wheels and the steps that made the environment: it lies in the image now.
+
+    For the cuda image that is 12 GB. What failed half-way is kept, and gone on from.
+    """
+    for description in ('="local source for wheels"', "~=/mnt/recipe/venv.sh"):
+        command = ["docker", "buildx", "prune", "--force", f"--filter=description{description}"]
+        process.run(command, fix=_ENGINE_FIX)
+
+
+def _label(reference: str, label: str) -> str | None:
+    """Return the value of a label of an image in the engine; None if there is no such image or label."""
+    command = [
+        "docker", "image", "inspect", "--format", f'{{{{index .Config.Labels "{label}"}}}}', reference,
+    ]  # fmt: skip
+    seen = process.run(command, fix=_ENGINE_FIX, check=False)
+    return seen.output.strip() if seen.status == 0 else None
 
 
 def image(inputs: ImageInputs, given: Base, on_line: OnLine) -> tuple[str, str]:
-    """Stack base, environment and start program into the engine's image; return manifest digest and config digest."""
-    made = environment_tar(inputs, given, on_line)
+    """Put the start program on the environment; return the image's manifest digest and config digest."""
+    environment(inputs, given, on_line)
     identity = inputs.identity(given.digest)
-    last = made.with_name("ferry.tar")
-    write_file(last, ferry_tar(inputs, identity))
-    facts = made.with_name("facts.json")
+    folder = store(inputs.project) / "build" / inputs.spec.name
+    write_file(folder / "start" / "ferry.tar", ferry_tar(inputs, identity))
+    facts = folder / "facts.json"
     labels = {**identity.labels(), "ferry.inputs": inputs.inputs}
     command = [
         *_buildx(given),
-        f"--build-arg=ENVIRONMENT_TAR={made.relative_to(inputs.project)}",
-        f"--build-arg=FERRY_TAR={last.relative_to(inputs.project)}",
-        f"--build-arg=ACCELERATOR={inputs.spec.accelerator}",
+        f"--build-context=environment=docker-image://{inputs.environment_tag}",
+        f"--build-context=ferry={folder / 'start'}",
         *(f"--label={key}={value}" for key, value in sorted(labels.items())),
         f"--metadata-file={facts}",
-        # Uncompressed: the digest does not depend on the compressor of one engine version, and loading is faster.
-        f"--output=type=image,name={inputs.tag},compression=uncompressed,force-compression=true,oci-mediatypes=true",
+        _output(inputs.tag),
         ".",
     ]
     process.run(command, cwd=inputs.project, fix=_BUILD_FIX, on_line=on_line)
     said = json.loads(facts.read_bytes())
     return str(said["containerimage.digest"]), str(said["containerimage.config.digest"])
+
+
+def _output(tag: str) -> str:
+    # Uncompressed: the digest does not depend on the compressor of one engine version, and loading is faster.
+    return (
+        f"--output=type=image,name={tag},compression=uncompressed,force-compression=true,oci-mediatypes=true"
+    )
 
 
 def _buildx(given: Base) -> list[str]:
@@ -243,13 +283,13 @@ def venv(inputs: ImageInputs, folder: Path, on_line: OnLine) -> None:
             "VENV": folder, "PYTHON": python, "WHEELS": wheels(inputs, on_line), "LOCK": project / spec.lock,
             "BUILD_LOCK": project / spec.build_lock, "FROM_SOURCE": " ".join(spec.from_source),
             "OPS": " ".join(spec.ops), "ARCH": spec.arch, "ACCELERATOR": spec.accelerator, "WORK": f"{work}/build",
-            "RECIPE": project / "images",
+            "TOOLS": f"{work}/tools", "BUILT": f"{work}/built", "RECIPE": project / "images",
         }  # fmt: skip
         words: list[str | Path] = ["env", *(f"{key}={value}" for key, value in settings.items())]
-        for step in ("packages", "ops"):
-            on_line(f"venv: {step}" + (" (minutes: the ops are compiled)" if step == "ops" else ""))
+        for step in ("tools", "packages rest", "build", "install"):
+            on_line(f"venv: {step}" + (" (minutes: the ops are compiled)" if step == "build" else ""))
             fix = "see the last lines; DeepSpeed's ops need g++ and about 2 GiB of memory a core"
-            process.run([*words, project / "images" / "venv.sh", step], fix=fix, on_line=on_line)
+            process.run([*words, project / "images" / "venv.sh", *step.split()], fix=fix, on_line=on_line)
 
 
 def host_python(version: str) -> Path:

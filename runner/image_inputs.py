@@ -7,13 +7,15 @@ expects, or it is refused. Reads files of the project only; starts nothing.
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import io
+import itertools
 import json
 import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from runner.errors import Fault, Refusal
+from runner.errors import Fault, Refusal, refuse_if
 from runner.image_lock import read_lock
 from runner.image_spec import ImageSpec, RecipeBase, load_spec, spec_path
 from runner.inside.digests import sha256_bytes
@@ -76,6 +78,11 @@ class ImageInputs:
     start: Mapping[str, bytes]
 
     @property
+    def environment_tag(self) -> str:
+        """The name that the environment alone gets in the engine: the image without its start program."""
+        return f"ferry/{self.spec.name}-environment:{self.recipe.removeprefix('sha256:')[:12]}"
+
+    @property
     def tag(self) -> str:
         """The name that the image gets in the engine: one for every state of its inputs.
 
@@ -111,11 +118,19 @@ class ImageInputs:
 def read_inputs(name: str, project: Path) -> ImageInputs:
     """Read everything that decides the image `name`.
 
-    Raises `Refusal` with every fault: the spec's, each bad line of the locks, and each version that is not as expected.
+    Raises `Refusal` with every fault: the spec's; or each bad line of the locks and each version that is not as expected;
+    or each layer of no package.
     """
     spec = load_spec(name, project)
     lock = _read(project / spec.lock)
-    read_lock(spec, project)
+    locked = read_lock(spec, project)
+    where = f"{spec_path(name, project)}: layers"
+    fix = "mend the pattern, or take it away"
+    refuse_if(
+        Fault("layer of no package", where, f"a package of {spec.lock}", pattern, fix)
+        for pattern in itertools.chain.from_iterable(spec.layers)
+        if not fnmatch.filter(locked, pattern)
+    )
     recipe = _read_all(project, _recipe_files(spec, project))
     start = _read_all(project, _start_files(project))
     return ImageInputs(
@@ -154,7 +169,7 @@ def ferry_tar(inputs: ImageInputs, identity: Identity) -> bytes:
 
 
 def _recipe_files(spec: ImageSpec, project: Path) -> list[Path]:
-    named = ["Dockerfile", "images/venv.sh", "images/deepspeed_arch.py", spec.lock, spec.build_lock]
+    named = ["Dockerfile", "images/venv.sh", "images/deepspeed_source.py", spec.lock, spec.build_lock]
     base = sorted((project / spec.base.recipe).iterdir()) if isinstance(spec.base, RecipeBase) else []
     return [*(project / name for name in named), spec_path(spec.name, project), *base]
 

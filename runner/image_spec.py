@@ -18,6 +18,7 @@ from runner.errors import Fault, Refusal
 ImageByDigest = Annotated[str, pydantic.StringConstraints(pattern=r"^[^\s@]+@sha256:[0-9a-f]{64}$")]
 PythonVersion = Annotated[str, pydantic.StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
 Op = Annotated[str, pydantic.StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
+PackagePattern = Annotated[str, pydantic.StringConstraints(pattern=r"^[a-z0-9*][a-z0-9*-]*$")]
 Arch = Literal["x86-64-v3", "x86-64-v4"]
 
 # From the x86-64 psABI, under the names that Linux gives them in /proc/cpuinfo (lzcnt is `abm` there; `osxsave` and
@@ -30,9 +31,10 @@ _FLAGS_OF: dict[Arch, tuple[str, ...]] = {
 
 
 class RecipeBase(Document):
-    """A base that is made here, by `bootstrap.sh` in the folder `recipe`."""
+    """A base that is made here, by `bootstrap.sh` in the folder `recipe`; with the variant `toolchain` the compiler stays."""
 
     recipe: InsidePath
+    variant: Literal["runtime", "toolchain"] = "runtime"
 
 
 class RegistryBase(Document):
@@ -52,6 +54,9 @@ class ImageSpec(Document):
     lock: InsidePath
     build_lock: InsidePath
     accelerator: Literal["cpu", "cuda"]
+    # Packages (or patterns) that get a layer of their own, a list a layer; the first list that fits a package has it.
+    # The Dockerfile has three such layers, and a last one for the rest.
+    layers: tuple[tuple[PackagePattern, ...], ...] = pydantic.Field(default=(), max_length=3, strict=False)
     from_source: tuple[Name, ...] = pydantic.Field(default=(), strict=False)
     ops: tuple[Op, ...] = pydantic.Field(default=(), strict=False)
     arch: Arch

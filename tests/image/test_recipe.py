@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,8 @@ def test_the_cpu_image_is_what_its_document_says() -> None:
         ("ops:", "opps:", "unknown key", "opps"),
         ("lock: lockfiles/cpu.txt", "lock: ../cpu.txt", "wrong value", "lock"),
         ("base: {recipe: images/base}", "base: {image: debian, toolchain: debian}", "wrong value", "base"),
+        ("base: {recipe: images/base}", "base: {recipe: images/base, variant: big}", "wrong value", "base"),
+        ("  - [torch]", "  - [torch]\n  - []\n  - []\n  - []", "wrong value", "layers"),
         ("name: cpu", "name: gpu", "name differs", "name"),
     ],
 )
@@ -71,7 +74,7 @@ def test_an_unknown_image_is_refused_with_those_that_exist(project: Path) -> Non
     with pytest.raises(Refusal) as caught:
         load_spec("gpu", project)
     assert str(caught.value) == (
-        f"no such image: {project}/images/gpu.yaml\n    expected one of cpu\n    found    gpu\n"
+        f"no such image: {project}/images/gpu.yaml\n    expected one of cpu, cuda\n    found    gpu\n"
         "    fix      check the name, or write it"
     )
 
@@ -85,6 +88,18 @@ def test_a_lock_that_does_not_resolve_to_what_is_expected_is_refused(project: Pa
     assert str(caught.value) == (
         "lock is not as expected: lockfiles/cpu.txt: torch\n    expected 2.14.0+cpu\n    found    2.13.0+cpu\n"
         "    fix      lock again, or mend the expectation"
+    )
+
+
+def test_a_layer_that_no_package_would_be_in_is_refused(project: Path) -> None:
+    """A pattern that a new lock has left behind does not stay unnoticed."""
+    path = project / "images" / "cuda.yaml"
+    path.write_text(path.read_text().replace("nvidia-cudnn-cu12", "nvidia-cudnn-cu13"))
+    with pytest.raises(Refusal) as caught:
+        read_inputs("cuda", project)
+    assert str(caught.value) == (
+        f"layer of no package: {path}: layers\n    expected a package of lockfiles/cuda.txt\n"
+        "    found    nvidia-cudnn-cu13\n    fix      mend the pattern, or take it away"
     )
 
 
@@ -132,32 +147,74 @@ def test_identity_and_labels_tell_the_same() -> None:
     assert labels["org.opencontainers.image.base.digest"] == "sha256:1"
 
 
-BUILDER = "class OpBuilder:\n    def cpu_arch(self):\n        return 'x'\n    def simd_width(self):\n        return 'y'\n"
+BUILDER = """
+def get_accelerator():
+    class Accelerator:
+        _name = RUNS
+    return Accelerator
+
+class OpBuilder:
+    def __init__(self, name):
+        self.name = name
+    def cpu_arch(self):
+        return 'x'
+    def simd_width(self):
+        return 'y'
+    def load(self, installed_ops, accelerator_name):
+        if installed_ops.get(self.name, False) and accelerator_name == get_accelerator()._name:
+            return 'prebuilt'
+        return 'compiled'
+"""
+ALL_OPS = "ALL_OPS = {op.name: op for op in __op_builders__ if op is not None}\n"
+FOLDERS = ("op_builder", "deepspeed/ops/op_builder")
 
 
 def patch(source: Path, arch: str = "x86-64-v3") -> subprocess.CompletedProcess[str]:
     """Run the script as the build does."""
-    command = [sys.executable, str(PROJECT / "images" / "deepspeed_arch.py"), str(source), arch]
+    command = [sys.executable, str(PROJECT / "images" / "deepspeed_source.py"), str(source), arch]
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 
-def builder(folder: Path, text: str) -> Path:
-    """Lay down DeepSpeed's file that the script changes."""
-    path = folder / "op_builder" / "builder.py"
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
-    return path
+def deepspeed(folder: Path, text: str) -> list[Path]:
+    """Lay down the files of DeepSpeed's source that the script changes, `text` as its builder."""
+    for name in FOLDERS:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "builder.py").write_text(text)
+        (folder / name / "all_ops.py").write_text(ALL_OPS)
+    return [folder / name / "builder.py" for name in FOLDERS]
 
 
 @pytest.mark.parametrize(("arch", "width"), [("x86-64-v3", "-D__AVX256__"), ("x86-64-v4", "-D__AVX512__")])
 def test_deepspeed_compiles_for_the_named_architecture(tmp_path: Path, arch: str, width: str) -> None:
-    """Whatever CPU builds, both answers of the builder are those of the named level."""
-    path = builder(tmp_path, BUILDER)
+    """Whatever CPU builds, both answers are those of the named level, where ops are built and where they are loaded."""
+    paths = deepspeed(tmp_path, BUILDER)
     assert patch(tmp_path, arch).returncode == 0
-    space: dict[str, type] = {}
-    exec(path.read_text(), space)  # noqa: S102 - the patched source is what is tested
-    made = space["OpBuilder"]()
-    assert (made.cpu_arch(), made.simd_width()) == (f"-march={arch}", width)
+    for path in paths:
+        space: dict[str, type] = {}
+        exec(path.read_text(), space)  # noqa: S102 - the patched source is what is tested
+        made = space["OpBuilder"]("cpu_adam")
+        assert (made.cpu_arch(), made.simd_width()) == (f"-march={arch}", width)
+
+
+@pytest.mark.parametrize(
+    ("op", "built", "runs", "found"),
+    [
+        ("cpu_adam", "cuda", "cuda", "prebuilt"),
+        ("cpu_adam", "cuda", "cpu", "prebuilt"),
+        ("deepspeed_shm_comm", "cuda", "cpu", "prebuilt"),
+        ("fused_adam", "cuda", "cpu", "compiled"),
+        ("fused_adam", "cuda", "cuda", "prebuilt"),
+    ],
+)
+def test_an_op_of_the_host_is_used_under_any_accelerator(
+    tmp_path: Path, op: str, built: str, runs: str, found: str
+) -> None:
+    """Those whose binary is the same; an op that has a GPU's kernels stays with its accelerator, as DeepSpeed has it."""
+    paths = deepspeed(tmp_path, BUILDER)
+    assert patch(tmp_path).returncode == 0
+    space: dict[str, Any] = {"RUNS": runs}
+    exec(paths[1].read_text(), space)  # noqa: S102 - the patched source is what is tested
+    assert space["OpBuilder"](op).load({op: 1}, built) == found
 
 
 @pytest.mark.parametrize(
@@ -169,16 +226,18 @@ def test_deepspeed_compiles_for_the_named_architecture(tmp_path: Path, arch: str
             "expected 'def simd_width(self):' exactly once, found it 0",
         ),
         (BUILDER + BUILDER, "x86-64-v3", "expected 'def cpu_arch(self):' exactly once, found it 2"),
+        (BUILDER.replace("accelerator_name ==", "name is"), "x86-64-v3", "exactly once, found it 0"),
         (BUILDER, "native", "architecture 'native': expected one of x86-64-v3, x86-64-v4 (never native)"),
     ],
 )
 def test_a_deepspeed_that_changed_stops_the_build(tmp_path: Path, text: str, arch: str, says: str) -> None:
-    """The script fails loudly, and the file stays as it was."""
-    path = builder(tmp_path, text)
+    """The script fails loudly, and every file stays as it was."""
+    paths = deepspeed(tmp_path, text)
     done = patch(tmp_path, arch)
     assert done.returncode != 0
     assert says in done.stderr
-    assert path.read_text() == text
+    assert [path.read_text() for path in paths] == [text, text]
+    assert (tmp_path / FOLDERS[0] / "all_ops.py").read_text() == ALL_OPS
 
 
 def test_a_base_that_differs_from_its_list_is_told_package_by_package(tmp_path: Path) -> None:
