@@ -14,33 +14,33 @@ _setup:
     @{{ quote(project / "just") }} --setup-only
 
 # Move a small real run between two servers, and compare it with one that never moved.
-[no-cd]
+[no-cd, no-exit-message]
 demo *args: _setup
     @{{ quote(project / "bin/engine") }} || true
     @ferry demo "$@"
 
 # Check a bundle: every byte, then what the bytes mean.
-[no-cd]
+[no-cd, no-exit-message]
 verify *args: _setup
     @ferry verify "$@"
 
 # Start a prepared run, in the container that its profile asks for and in nothing else.
-[no-cd]
+[no-cd, no-exit-message]
 resume *args: _setup
     @ferry resume "$@"
 
 # Say how a run goes, or went.
-[no-cd]
+[no-cd, no-exit-message]
 status *args: _setup
     @ferry status "$@"
 
 # Ask a run for a complete checkpoint at the next update, and wait for its end.
-[no-cd]
+[no-cd, no-exit-message]
 stop *args: _setup
     @ferry stop "$@"
 
 # Make a stopped run into a bundle for the next server, and seal the place that it leaves.
-[no-cd]
+[no-cd, no-exit-message]
 pack *args: _setup
     @ferry pack "$@"
 
@@ -69,7 +69,7 @@ fuzz *args: _setup
 
 # Side-by-side measurements; prints ratios.
 bench *args: _setup
-    @python -m bench.bundles "$@"
+    @cd {{ quote(project) }} && python -m bench "$@"
 
 # Make the locks again from lockfiles/*.in.
 lock: _setup

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -51,6 +52,7 @@ app = typer.Typer(
 )
 app.add_typer(image_app, name="image")
 
+_SHOWN_DIFFERENCES = 10
 RunArgument = Annotated[Path, typer.Argument(help="the run folder", metavar="RUN")]
 ServerOption = Annotated[Path, typer.Option("--server", help="this server's profile, server.yaml")]
 ModeOption = Annotated[
@@ -244,7 +246,7 @@ def status_command(run: RunArgument, as_json: JsonOption = False) -> None:
     folder = RunFolder(run)
     status = read_status(folder, _settled_state(folder))
     if as_json:
-        print(json.dumps(dataclasses.asdict(status), indent=2, sort_keys=True))
+        emit(as_json, dataclasses.asdict(status), "")
     else:
         screen.out.print(render_status(status))
 
@@ -296,12 +298,12 @@ def compare_command(
     """Compare two runs bit for bit; exit 0 only if they are equal."""
     comparison = compare_runs(RunFolder(run_a), RunFolder(run_b))
     if as_json:
-        print(
-            json.dumps(dataclasses.asdict(comparison) | {"equal": comparison.equal}, indent=2, sort_keys=True)
-        )
+        emit(as_json, dataclasses.asdict(comparison) | {"equal": comparison.equal}, "")
     else:
-        for difference in comparison.differences[:10]:
+        for difference in comparison.differences[:_SHOWN_DIFFERENCES]:
             screen.out.print(difference, markup=False)
+        if (more := len(comparison.differences) - _SHOWN_DIFFERENCES) > 0:
+            screen.out.print(f"and {more} more: --json has all")
         screen.out.print(comparison.verdict)
     raise typer.Exit(ExitCode.OK if comparison.equal else ExitCode.DIFFERENT)
 
@@ -333,6 +335,10 @@ def _prepare(bundle: Path, server: Path, run: Path, wish: Wish, as_json: bool) -
     path = RunFolder(run).path
     value = {"run": str(path), "bundle": inputs.bundle.root, "update": inputs.bundle.spec.from_update}
     emit(as_json, value, f"PREPARE_OK {path}")
+    if not as_json:
+        screen.err.print(
+            f"next: ferry resume {shlex.quote(str(path))}", markup=False, style="dim", soft_wrap=True
+        )
 
 
 def _show_plan(plan: LaunchPlan, as_json: bool) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,11 +29,19 @@ DryRunOption = Annotated[
 
 
 def emit(as_json: bool, value: Any, text: str) -> None:
-    """Print `value` as JSON, or `text`."""
+    """Print `value` as JSON (a number that is not finite as null: JSON has none), or `text`."""
     if as_json:
-        print(json.dumps(value, indent=2, sort_keys=True))
+        print(json.dumps(_finite(value), indent=2, sort_keys=True, allow_nan=False))
     else:
         screen.out.print(text, markup=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def verify_command(

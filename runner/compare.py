@@ -135,6 +135,11 @@ def _rows(
     differences: list[str],
 ) -> Iterator[Row]:
     updates = sorted({update for log in (*a.values(), *b.values()) for update in log})
+    ends = [max((max(log[rank], default=0) for rank in ranks), default=0) for log in (a, b)]
+    if ends[0] != ends[1] and ranks:
+        shorter, longer = ("first", "second") if ends[0] < ends[1] else ("second", "first")
+        differences.append(f"the {shorter} ends at update {min(ends)}, the {longer} at {max(ends)}")
+        updates = [update for update in updates if update <= min(ends)]
     for update in updates:
         equal = True
         losses: tuple[list[float], list[float]] = ([], [])

@@ -153,15 +153,14 @@ def _not_started(name: str, state: State) -> Refusal:
 
 def refuse_unless_running(folder: RunFolder, state: State) -> None:
     """Raise `Refusal` if the run's container does not run: a request would be forgotten at its next start."""
-    if state.phase is not Phase.RUNNING:
-        fault = Fault(
-            "the run does not run",
-            str(folder.path),
-            "a running container",
-            state.phase.value,
-            "see `ferry status`",
-        )
-        raise Refusal(fault, exit_code=ExitCode.FAILED)
+    if state.phase is Phase.RUNNING:
+        return
+    links = folder.links()
+    where = f"; its last segment {links[-1].verdict} at update {links[-1].last_update}" if links else ""
+    fix = "nothing has to be stopped; `ferry resume` goes on, `ferry pack` makes a bundle of it"
+    raise Refusal(
+        Fault("the run does not run", str(folder.path), "a running one", f"{state.phase.value}{where}", fix)
+    )
 
 
 def refuse_links(root: Path, path: Path) -> None:

@@ -7,7 +7,9 @@ trainer logged last, with the rate measured over its last 20 updates.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from runner.run import RunFolder
 
 _TAIL_BYTES = 1 << 16
 _RATE_OVER = 20
+# As the start program writes it: Unix seconds, in a file that programs read too.
+_SINCE = re.compile(r"since ([0-9]+)\Z", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +121,7 @@ def render(status: Status) -> RenderableType:
     ]
     rows += [("incomplete", f"{name}: {reason}") for name, reason in status.incomplete.items()]
     if status.holder:
-        rows.append(("lease", status.holder))
+        rows.append(("lease", _SINCE.sub(_as_date, status.holder)))
     if status.sealed_as:
         rows.append(("packed as", status.sealed_as))
     rows += [("lineage" if index == 0 else "", line) for index, line in enumerate(status.segments)]
@@ -134,6 +138,14 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _as_date(match: re.Match[str]) -> str:
+    try:
+        when = datetime.datetime.fromtimestamp(int(match[1]), datetime.UTC)
+    except (OverflowError, OSError, ValueError):
+        return match[0]
+    return f"since {when:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _word(status: Status) -> str:

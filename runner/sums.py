@@ -89,20 +89,16 @@ def parse(raw: bytes, where: str) -> dict[str, str]:
 
 def unsafe_reason(name: str) -> str | None:
     """Return why `name` may not name a file of a bundle, or None if it may."""
-    if name.startswith("/"):
-        return "absolute"
-    if "\0" in name:
-        return "holds a NUL byte"
     parts = name.split("/")
-    if any(part in ("", ".", "..") for part in parts):
-        return "has an empty, '.' or '..' part"
-    if name in (LIST_NAME, SIGNATURE_NAME):
-        return "the list cannot list itself, nor its signature"
-    if any(len(os.fsencode(part)) > 255 for part in parts):
-        return "has a part over 255 bytes"
-    if len(parts) > LIMIT_PARTS:
-        return f"lies more than {LIMIT_PARTS} folders deep"
-    return None
+    reasons = (
+        (name.startswith("/"), "absolute"),
+        ("\0" in name, "holds a NUL byte"),
+        (any(part in ("", ".", "..") for part in parts), "has an empty, '.' or '..' part"),
+        (name in (LIST_NAME, SIGNATURE_NAME), "the list cannot list itself, nor its signature"),
+        (any(len(os.fsencode(part)) > 255 for part in parts), "has a part over 255 bytes"),
+        (len(parts) > LIMIT_PARTS, f"lies more than {LIMIT_PARTS} folders deep"),
+    )
+    return next((reason for unsafe, reason in reasons if unsafe), None)
 
 
 def _unescaped(raw: bytes, place: str, faults: list[Fault]) -> bytes:
