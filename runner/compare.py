@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import Fault, Refusal
+from runner.exposure import read_exposure
 from runner.inside import census
 from runner.inside.digests import hash_files
-from runner.run import RunFolder, read_exposure
+from runner.run import RunFolder
 from runner.tensors import Tensor, read_leaves
 
 _RANK = re.compile(r"rank_([0-9]+)\.jsonl\Z", re.ASCII)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from runner import archive, code_identity, consistency, manifest, pickles
+from runner import archive, code_identity, consistency, exposure, manifest, pickles
 from runner.bundle import Bundle, read_listed
 from runner.errors import Fault, Note, Refusal, refuse_if
 from runner.inside import census
@@ -166,8 +166,11 @@ def check_pickles(bundle: Bundle, spec: RunSpec) -> None:
     refuse_if(faults)
 
 
-def check_consistency(checkpoint: census.Checkpoint, spec: RunSpec) -> tuple[Note, ...]:
-    """The parts of the checkpoint agree with each other (rules C10 to C12); returns what is odd."""
+def check_consistency(bundle: Bundle, checkpoint: census.Checkpoint, spec: RunSpec) -> tuple[Note, ...]:
+    """The parts of the checkpoint agree with each other (rules C10 to C13); returns what is odd."""
     found = consistency.compare(checkpoint, spec.data.rows)
     refuse_if(found.faults)
-    return found.notes
+    if spec.logs is None:
+        return found.notes
+    logs = bundle.path / spec.logs / spec.outputs.exposure
+    return (*found.notes, *exposure.notes_of(logs, spec.world.ranks, checkpoint.update))

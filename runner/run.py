@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 from runner import documents, lineage
 from runner.engine import Phase, State
 from runner.errors import ExitCode, Fault, Refusal, Verdict
+from runner.exposure import read_exposure
 from runner.inside import census
 from runner.record import read_json, write_file
 from runner.server import ServerProfile
@@ -224,25 +225,6 @@ def _overwrite(file: BinaryIO, content: bytes) -> None:
     file.truncate()
     file.write(content)
     file.flush()
-
-
-def read_exposure(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of an exposure log; a last line that was cut off is left out. A missing file has no rows."""
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    rows = []
-    for number, line in enumerate(raw.split(b"\n")[:-1], 1):
-        try:
-            row = json.loads(line)
-            rows.append({**row, "update": int(row["update"])})
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            fix = "resume the run: the trainer trims its logs to the checkpoint"
-            raise Refusal(
-                Fault("exposure log damaged", f"{path}:{number}", "a JSON object", str(error), fix)
-            ) from error
-    return rows
 
 
 def judge(folder: RunFolder, state: State) -> Verdict:

@@ -182,7 +182,7 @@ def _meaning(
     checkpoint = meaning.gather(faults, lambda: meaning.check_checkpoint(bundle, spec))
     if checkpoint is not None and len(faults) == before:
         found = checkpoint
-        notes = meaning.gather(faults, lambda: meaning.check_consistency(found, spec)) or ()
+        notes = meaning.gather(faults, lambda: meaning.check_consistency(bundle, found, spec)) or ()
     links = meaning.gather(faults, lambda: meaning.check_lineage(bundle, spec, needed=given is None)) or ()
     meaning.gather(faults, lambda: meaning.check_logs(bundle, spec))
     known = _recall_facts(spec) if use_memory else None
