@@ -87,7 +87,9 @@ def modes(work: Path, gib: float, say: Callable[[object], None]) -> None:
     seconds = in_turns(*remembered)
     say(Row("prepare --mode mount, after verify", seconds[0], "none", 0.0, "absolute", "under 1 s"))
     links = in_turns(
-        lambda: prepared(again(inputs, "hardlink"), run), lambda: shell(f"cp -rl {checkpoint} {peer}", peer)
+        lambda: prepared(again(inputs, "hardlink"), run),
+        lambda: shell(f"cp -rl {checkpoint} {peer}", peer),
+        before=lambda: forgotten(inputs, run, peer),
     )
     say(Row("prepare --mode hardlink, after verify", *with_peer(links, "cp -rl"), "absolute", "none"))
     durable = f"cp -r {checkpoint} {peer} && sync -f {peer}"
@@ -152,6 +154,13 @@ def prepared(inputs: RebasedInputs, path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
     run = RunFolder(path)
     prepare(inputs, plan_launch(inputs, IMAGE, run.path, HOST), run, b"")
+
+
+def forgotten(inputs: RebasedInputs, *places: Path) -> None:
+    """Remove what was made, and verify again: a link, made or removed, changes the ctime that a digest is remembered by."""
+    settle(*places)
+    time.sleep(2.1)
+    verify(open_bundle(inputs.bundle.path))
 
 
 def settle(*places: Path) -> None:

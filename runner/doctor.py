@@ -78,7 +78,7 @@ def is_refused(checks: Iterable[Check]) -> bool:
 def render(checks: list[Check]) -> Group:
     """Return `checks` as a table for people, and a last line that counts them."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, min_width=max(len(state.value) for state in State))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for check in checks:

@@ -69,7 +69,7 @@ def wiring_checks(seen: Observations, asked: Asked) -> Iterator[Check]:
     if seen.engine.problem is not None or asked.engine != "docker":
         return
     info = read_info(seen.engine.info, seen.engine.version)
-    devices = info.devices if info.devices is not None else _devices_of_specs(seen)
+    devices = info.devices if info.devices is not None else _devices_of_specs(seen, info)
     ids = gpu_ids(devices)
     expected = "CDI devices nvidia.com/gpu=..."
     if ids:
@@ -77,12 +77,12 @@ def wiring_checks(seen: Observations, asked: Asked) -> Iterator[Check]:
         found = f"the engine {how} {len(ids)} CDI devices: {', '.join(ids)}"
         yield Check("GPU wiring", asked.of_gpus(State.GOOD), found, expected)
     elif "nvidia" in info.runtimes:
-        remedy = f"prefer CDI: {_GENERATE}"
+        remedy = f"prefer CDI: {_wiring_remedy(info, _GENERATE)}"
         found = "no CDI devices; the NVIDIA runtime is there"
         yield Check("GPU wiring", asked.of_gpus(State.WARNING), found, expected, remedy)
     elif asked.needs_gpus:
         found = f"neither CDI devices nor the NVIDIA runtime; {_GPUS_ALL}"
-        yield Check("GPU wiring", State.REFUSED, found, expected, _wiring_remedy(info))
+        yield Check("GPU wiring", State.REFUSED, found, expected, _wiring_remedy(info, _TOOLKIT))
     else:
         found = "neither CDI devices nor the NVIDIA runtime: containers see no GPU"
         yield Check("GPU wiring", State.NOTE, found, "nothing, unless GPUs are asked for")
@@ -92,7 +92,7 @@ def wiring_checks(seen: Observations, asked: Asked) -> Iterator[Check]:
             remedy = f"name GPUs of this server in server.yaml (gpus: ids), or {_GENERATE}"
             yield Check(f"GPU {gpu}", State.REFUSED, found, f"the CDI device {gpu_device(gpu)}", remedy)
     yield from _stale(seen, asked)
-    yield from _loss(info, bool(ids), asked)
+    yield from _loss(info, ids, asked)
 
 
 def _store(info: EngineInfo, asked: Asked) -> Iterator[Check]:
@@ -139,9 +139,9 @@ def _plugins(seen: Observations, asked: Asked) -> Iterator[Check]:
             yield Check(name, asked.of_engine(State.WARNING), words[0] if words else "none", expected, remedy)
 
 
-def _devices_of_specs(seen: Observations) -> tuple[str, ...]:
-    """The devices that CDI specs name, for an engine too old to list them."""
-    specs = seen.cdi.values()
+def _devices_of_specs(seen: Observations, info: EngineInfo) -> tuple[str, ...]:
+    """The devices that CDI specs name, for an engine too old to list them; none where CDI is off."""
+    specs = seen.cdi.values() if info.cdi_folders else ()
     return tuple(
         sorted(
             {f"{spec['kind']}={device.get('name')}" for spec in specs for device in spec.get("devices") or ()}
@@ -149,11 +149,11 @@ def _devices_of_specs(seen: Observations) -> tuple[str, ...]:
     )
 
 
-def _wiring_remedy(info: EngineInfo) -> str:
-    if not info.cdi_folders:
-        on = 'turn CDI on: {"features": {"cdi": true}} in /etc/docker/daemon.json (Docker 28.2 has it on)'
-        return f"{_TOOLKIT}; {on}"
-    return _TOOLKIT
+def _wiring_remedy(info: EngineInfo, specs: str) -> str:
+    if info.cdi_folders:
+        return specs
+    on = 'turn CDI on: {"features": {"cdi": true}} in /etc/docker/daemon.json (Docker 28.2 and newer have it on)'
+    return f"{specs}; {on}"
 
 
 def _stale(seen: Observations, asked: Asked) -> Iterator[Check]:
@@ -169,9 +169,9 @@ def _stale(seen: Observations, asked: Asked) -> Iterator[Check]:
         yield Check("CDI specs", asked.of_gpus(State.GOOD), ", ".join(sorted(seen.cdi)), expected)
 
 
-def _loss(info: EngineInfo, cdi: bool, asked: Asked) -> Iterator[Check]:  # noqa: FBT001 - a fact
+def _loss(info: EngineInfo, ids: tuple[str, ...], asked: Asked) -> Iterator[Check]:
     """GPUs that vanish from a running container when systemd reloads its units: nvidia-container-toolkit issue 48."""
-    if cdi or "nvidia" not in info.runtimes or info.cgroup_driver != "systemd":
+    if ids or "nvidia" not in info.runtimes or info.cgroup_driver != "systemd":
         return
     found = "NVIDIA runtime without CDI, and systemd owns the cgroups: `systemctl daemon-reload` takes the GPUs from a running container"
     remedy = f"use CDI ({_GENERATE}), or set the engine's cgroup driver to cgroupfs"

@@ -200,24 +200,31 @@ def _users(chosen: tuple[Gpu, ...], asked: Asked) -> Iterator[Check]:
 def _nvlink(chosen: tuple[Gpu, ...], asked: Asked) -> Iterator[Check]:
     if len(chosen) < 2:
         return
-    remedy = "look at `nvidia-smi nvlink -s` and `dmesg`; NCCL goes another way, slower and in another order of sums"
-    expected = "every link up, every pair reaches each other by NVLink"
-    down = [one for one in chosen if one.links and not all(one.links)]
-    if down:
-        found = "; ".join(
-            f"GPU {one.index}: {one.links.count(False)} of {len(one.links)} links down" for one in down
-        )
-        yield Check("NVLink", asked.of_gpus(State.WARNING), found, expected, remedy)
+    most = max(one.links.count(True) for one in chosen)
+    if not most:
+        expected = "nothing; with NVLink sums over all ranks are faster"
+        yield Check("NVLink", State.NOTE, "no link is up: GPUs talk over PCIe", expected)
         return
+    expected = "every link up, every pair reaches each other by NVLink"
     pairs = [(a, b) for a, b in itertools.combinations(chosen, 2) if b.index not in a.peers]
-    if not any(one.links for one in chosen):
-        yield Check("NVLink", State.NOTE, "none: GPUs talk over PCIe", "nothing; with NVLink sums are faster")
-    elif pairs:
-        found = "not by NVLink: " + ", ".join(f"{a.index}-{b.index}" for a, b in pairs)
-        yield Check("NVLink", asked.of_gpus(State.WARNING), found, expected, remedy)
+    # Bridges between PCIe cards use some of the links; GPUs on one board have the same number up, and with switches all.
+    down = [
+        one
+        for one in chosen
+        if one.links.count(True) < most or (one.fabric == "completed" and False in one.links)
+    ]
+    if down or pairs:
+        parts = [f"GPU {one.index}: {one.links.count(False)} of {len(one.links)} links down" for one in down]
+        parts += ["not by NVLink: " + ", ".join(f"{a.index}-{b.index}" for a, b in pairs)] if pairs else []
+        remedy = (
+            "look at `nvidia-smi nvlink -s`, `nvidia-smi topo -m` and `dmesg`; NCCL goes another way, slower and with "
+            "sums in another order"
+        )
+        yield Check("NVLink", asked.of_gpus(State.WARNING), "; ".join(parts), expected, remedy)
     else:
-        found = f"{len(chosen[0].links)} links up a GPU, every pair connected"
-        yield Check("NVLink", asked.of_gpus(State.GOOD), found, expected)
+        yield Check(
+            "NVLink", asked.of_gpus(State.GOOD), f"{most} links up a GPU, every pair connected", expected
+        )
 
 
 def _power(chosen: tuple[Gpu, ...], asked: Asked) -> Iterator[Check]:

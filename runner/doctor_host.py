@@ -213,7 +213,8 @@ def _bounded(groups: Groups, whose: str, guard: int, asked: Asked) -> Check:
     expected = (
         f"{size(peak)} to load" if state is State.REFUSED and peak else f"the guard's {size(guard)} or more"
     )
-    remedy = f"raise the limit of that group, or lower memory_guard to {bound.value / (guard / asked.memory_guard):.2f}: there the kernel kills"
+    share = int(100 * bound.value * asked.memory_guard / guard) / 100
+    remedy = f"raise the limit of that group, or lower memory_guard to {share:.2f}: the kernel kills there, not at the guard"
     return Check("cgroups above", state, found, expected, remedy)
 
 

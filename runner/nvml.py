@@ -27,7 +27,6 @@ _DEVICE_CALLS = (
     "nvmlDeviceGetUUID",
     "nvmlDeviceGetPciInfo",
     "nvmlDeviceGetMinorNumber",
-    "nvmlDeviceGetMemoryInfo",
     "nvmlDeviceGetEccMode",
     "nvmlDeviceGetRemappedRows",
     "nvmlDeviceGetRetiredPagesPendingStatus",
@@ -92,6 +91,19 @@ class _Recorder:
             lambda: library.nvmlDeviceGetP2PStatus(handle(index), handle(other), _P2P_NVLINK),
         )
 
+    def ask_memory(self, index: int) -> None:
+        """Ask for the GPU's memory: the newer call tells what is in use from what the driver keeps for itself."""
+        library = self._library
+
+        def memory() -> Any:
+            handle = library.nvmlDeviceGetHandleByIndex(index)
+            try:
+                return library.nvmlDeviceGetMemoryInfo(handle, version=library.nvmlMemory_v2)
+            except library.NVMLError_FunctionNotFound:  # Drivers before 510.
+                return library.nvmlDeviceGetMemoryInfo(handle)
+
+        self._keep(key("nvmlDeviceGetMemoryInfo", index), memory)
+
     def ask_fabric(self, index: int) -> None:
         """Ask how far the GPU is with the NVSwitch fabric, which CUDA waits for on servers that have one."""
         library = self._library
@@ -138,6 +150,7 @@ def _ask_all(recorder: _Recorder) -> None:
     for index in range(0 if count is _Refused else count):
         for call in _DEVICE_CALLS:
             recorder.ask_device(call, index)
+        recorder.ask_memory(index)
         for counter in (_VOLATILE, _AGGREGATE):
             recorder.ask_device("nvmlDeviceGetTotalEccErrors", index, _UNCORRECTED, counter)
         for other in range(count):
