@@ -208,7 +208,7 @@ def _forget_steps() -> None:
 
     For the cuda image that is 12 GB. What failed half-way is kept, and gone on from.
     """
-    for description in ('="local source for wheels"', "~=/mnt/recipe/venv.sh"):
+    for description in ('="local source for wheels"', '~="/mnt/recipe/venv.sh"'):
         command = ["docker", "buildx", "prune", "--force", f"--filter=description{description}"]
         process.run(command, fix=_ENGINE_FIX)
 
