@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from runner import assets, changes
+from runner import assets, changes, origin_paths
 from runner.changes import CONTAINER_ROOT, Places, RewrittenFile
 from runner.errors import Fault, refuse_if
 from runner.invariants import invariant_faults
@@ -179,7 +179,7 @@ def rebase(
                 )
             ]
         )
-    warnings = changes.origin_paths_left(bundle, files, places)
+    warnings = origin_paths.paths_left(bundle, files, places)
     return RebasedInputs(bundle, server, tuple(found), files, mode, warnings)
 
 
