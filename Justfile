@@ -48,6 +48,10 @@ pack *args: _setup
 image name="cpu": _setup
     @ferry image build "$1"
 
+# See that an image does what it is for: imports, ops without a compiler, a moved run that is EXACT.
+smoke name="cpu": _setup
+    @ferry image smoke "$1"
+
 # See that a Docker engine answers; as root on Debian, install and start one.
 engine:
     @bin/engine
@@ -62,6 +66,9 @@ check: _setup
     ruff format --check .
     mypy
     lint-imports
+    shellcheck just .ci/run bin/* images/*.sh images/base/*.sh
+    hadolint Dockerfile
+    actionlint .github/workflows/*.yml
 
 # Damaged and hostile lists, archives and pickles: each must be answered or refused.
 fuzz *args: _setup
