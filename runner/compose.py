@@ -12,6 +12,9 @@ import yaml
 
 from runner.plan import LaunchPlan, Mount
 
+# What the NVIDIA runtime is asked for: CUDA and NVML, nothing of graphics. "gpu" is the engine's own word for its driver.
+RUNTIME_DRIVER = "nvidia"
+RUNTIME_CAPABILITIES = ("compute", "utility", "gpu")
 _HEADER = "# Written by ferry from the launch plan: `docker compose --env-file compose.env up trainer` in Ferry's folder.\n"
 
 
@@ -39,8 +42,18 @@ def render(plan: LaunchPlan) -> bytes:
         "stop_signal": "SIGTERM",
         "stop_grace_period": f"{plan.stop_grace_s}s",
     }
-    if plan.gpus:
-        service["devices"] = [f"nvidia.com/gpu={gpu}" for gpu in plan.gpus]
+    if plan.limits:
+        service["ulimits"] = {name: {"soft": limit, "hard": limit} for name, limit in plan.limits.items()}
+    if plan.gpus is not None and plan.gpus.by == "cdi":
+        service["devices"] = list(plan.gpus.devices)
+    elif plan.gpus is not None:
+        service["gpus"] = [
+            {
+                "driver": RUNTIME_DRIVER,
+                "device_ids": list(plan.gpus.ids),
+                "capabilities": list(RUNTIME_CAPABILITIES),
+            }
+        ]
     text = yaml.safe_dump(
         {"services": {"trainer": service}}, sort_keys=True, default_flow_style=False, width=1000
     )

@@ -21,6 +21,7 @@ from runner.docker_engine import connect
 from runner.documents import parse
 from runner.engines import engine_for, ready_image
 from runner.errors import ExitCode, Fault, Refusal, Verdict
+from runner.facts import host_facts
 from runner.inside.digests import sha256_bytes
 from runner.plan import plan_launch
 from runner.rebase import rebase
@@ -219,7 +220,7 @@ def _train(bundle: Path, server: Server, project: Path, stop_at: int | None, exp
     folder = RunFolder(server.folder / "runs" / "demo")
     inputs = rebase(verify.verify(verify.open_bundle(bundle), use_memory=True), server.profile)
     ready = ready_image(server.profile, inputs.bundle.spec.image, project)
-    plan = plan_launch(inputs, ready, folder.path, resume.host_facts())
+    plan = plan_launch(inputs, ready, folder.path, host_facts(server.profile))
     prepare.prepare(inputs, plan, folder, server.profile_bytes)
     engine = engine_for(folder)
     started = resume.start(folder, ready, engine)

@@ -15,10 +15,10 @@ import docker.errors
 import docker.types
 import requests.exceptions
 
-from runner.compose import tmpfs_options
+from runner.compose import RUNTIME_CAPABILITIES, RUNTIME_DRIVER, tmpfs_options
 from runner.engine import Lines, Phase, State
 from runner.errors import ExitCode, Fault, Refusal
-from runner.plan import LaunchPlan
+from runner.plan import GpuRequest, LaunchPlan
 
 _CONFLICT = 409
 _START_ENGINE = (
@@ -144,21 +144,33 @@ def create_arguments(plan: LaunchPlan, api: docker.APIClient) -> dict[str, Any]:
         "security_opt": ["no-new-privileges:true"],
         "init": True,
         "restart_policy": {"Name": "no"},
+        "ulimits": [
+            docker.types.Ulimit(name=name, soft=limit, hard=limit)
+            for name, limit in sorted(plan.limits.items())
+        ],
     }
-    if plan.gpus:
-        ids = [f"nvidia.com/gpu={gpu}" for gpu in plan.gpus]
-        host["device_requests"] = [docker.types.DeviceRequest(driver="cdi", device_ids=ids)]
+    if plan.gpus is not None:
+        host["device_requests"] = [_device_request(plan.gpus)]
     return {
         "image": plan.image.reference,
         "name": plan.name,
         "command": list(plan.command),
         "user": plan.user,
         "environment": dict(plan.environment),
+        "use_config_proxy": False,
         "labels": dict(plan.labels),
         "stop_signal": "SIGTERM",
         "stop_timeout": plan.stop_grace_s,
         "host_config": api.create_host_config(**host),
     }
+
+
+def _device_request(gpus: GpuRequest) -> docker.types.DeviceRequest:
+    if gpus.by == "cdi":
+        return docker.types.DeviceRequest(driver="cdi", device_ids=list(gpus.devices))
+    return docker.types.DeviceRequest(
+        driver=RUNTIME_DRIVER, device_ids=list(gpus.ids), capabilities=[list(RUNTIME_CAPABILITIES)]
+    )
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ def asked_of(server: Path | None, image: str | None, bundle: Path | None, projec
             asked,
             profile=True,
             engine=profile.engine,
-            gpus=profile.gpus.ids if profile.gpus else (),
+            gpus=_gpus(profile),
             memory_guard=profile.memory_guard,
             shm_bytes=profile.shm_bytes,
         )
@@ -53,6 +53,13 @@ def asked_of(server: Path | None, image: str | None, bundle: Path | None, projec
         asked, name = _with_bundle(asked, open_bundle(bundle.absolute()))
         image = image or name
     return asked if image is None else _with_image(asked, image, project)
+
+
+def _gpus(profile: ServerProfile) -> tuple[str, ...]:
+    """The GPUs that the profile names; of a count, those that a run takes on a host of its own."""
+    if profile.gpus is None:
+        return ()
+    return profile.gpus.ids or tuple(map(str, range(profile.gpus.count or 0)))
 
 
 def diagnose(seen: Observations, asked: Asked) -> list[Check]:

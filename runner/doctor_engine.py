@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from runner import host
 from runner.doctor_check import Asked, Check, State, size
 from runner.engine_info import (
     MINIMUM_API,
@@ -69,7 +70,9 @@ def wiring_checks(seen: Observations, asked: Asked) -> Iterator[Check]:
     if seen.engine.problem is not None or asked.engine != "docker":
         return
     info = read_info(seen.engine.info, seen.engine.version)
-    devices = info.devices if info.devices is not None else _devices_of_specs(seen, info)
+    # An engine too old to list them; none where CDI is off.
+    of_specs = host.cdi_devices(seen.files) if info.cdi_folders else ()
+    devices = info.devices if info.devices is not None else of_specs
     ids = gpu_ids(devices)
     expected = "CDI devices nvidia.com/gpu=..."
     if ids:
@@ -137,16 +140,6 @@ def _plugins(seen: Observations, asked: Asked) -> Iterator[Check]:
         else:
             remedy = f"install Docker's {name} plugin (Debian: docker-{name}); the engine's own API does without it"
             yield Check(name, asked.of_engine(State.WARNING), words[0] if words else "none", expected, remedy)
-
-
-def _devices_of_specs(seen: Observations, info: EngineInfo) -> tuple[str, ...]:
-    """The devices that CDI specs name, for an engine too old to list them; none where CDI is off."""
-    specs = seen.cdi.values() if info.cdi_folders else ()
-    return tuple(
-        sorted(
-            {f"{spec['kind']}={device.get('name')}" for spec in specs for device in spec.get("devices") or ()}
-        )
-    )
 
 
 def _wiring_remedy(info: EngineInfo, specs: str) -> str:

@@ -183,11 +183,8 @@ def _groups(seen: Observations, guard: int, asked: Asked) -> Iterator[Check]:
     own = host.own_groups(seen.files)
     groups, whose = own, "this shell"
     if asked.engine == "docker":
-        driver = read_info(seen.engine.info, seen.engine.version).cgroup_driver
-        groups, whose = (
-            host.groups_above(seen.files, "/system.slice" if driver == "systemd" else "/docker"),
-            "containers",
-        )
+        parent = read_info(seen.engine.info, seen.engine.version).cgroup_parent
+        groups, whose = host.groups_above(seen.files, parent), "containers"
     yield _bounded(groups, whose, guard, asked)
     pids = groups.pids
     if pids.value is not None and pids.value < _PIDS:
@@ -208,13 +205,13 @@ def _bounded(groups: Groups, whose: str, guard: int, asked: Asked) -> Check:
             "cgroups above", State.GOOD, f"{limit} above {whose}{cpus}", f"the guard's {size(guard)} or more"
         )
     peak = asked.load_peak_bytes
-    state = State.REFUSED if peak is not None and bound.value < peak else State.WARNING
+    share = int(bound.value * asked.memory_guard)
+    state = State.REFUSED if peak is not None and share < peak else State.WARNING
     found = f"{size(bound.value)} at most, by {bound.group}{cpus}"
     expected = (
         f"{size(peak)} to load" if state is State.REFUSED and peak else f"the guard's {size(guard)} or more"
     )
-    share = int(100 * bound.value * asked.memory_guard / guard) / 100
-    remedy = f"raise the limit of that group, or lower memory_guard to {share:.2f}: the kernel kills there, not at the guard"
+    remedy = f"raise the limit of that group; as it is, a run gets memory_guard of it, {size(share)}"
     return Check("cgroups above", state, found, expected, remedy)
 
 

@@ -37,6 +37,11 @@ class EngineInfo:
     root: str
     rootless: bool
 
+    @property
+    def cgroup_parent(self) -> str:
+        """The cgroup that the engine puts containers into."""
+        return "/system.slice" if self.cgroup_driver == "systemd" else "/docker"
+
 
 def read_info(info: Mapping[str, Any], version: Mapping[str, Any]) -> EngineInfo:
     """Return the facts in the engine's answers `info` and `version`."""

@@ -148,6 +148,17 @@ def cdi_paths(files: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted({path for spec in cdi_specs(files).values() for path in _host_paths(spec)}))
 
 
+def cdi_devices(files: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the devices that the NVIDIA CDI specs among `files` name ('nvidia.com/gpu=0'), sorted."""
+    found = set()
+    for spec in cdi_specs(files).values():
+        devices = spec.get("devices")
+        for device in devices if isinstance(devices, list) else ():
+            if isinstance(device, dict):
+                found.add(f"{spec['kind']}={device.get('name')}")
+    return tuple(sorted(found))
+
+
 def cdi_specs(files: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Return the NVIDIA CDI specs among `files`, by path; what is not YAML is left out (the engine tells of it)."""
     found = {}

@@ -19,11 +19,11 @@ from runner.demo import Server
 from runner.docker_engine import DockerEngine, connect
 from runner.engines import ready_image
 from runner.errors import ExitCode, Fault, Refusal, refuse_if
+from runner.facts import host_facts
 from runner.image_spec import ImageSpec, RecipeBase, load_spec
 from runner.plan import plan_launch
 from runner.process import tail
 from runner.rebase import rebase
-from runner.resume import host_facts
 
 # What compiles an op at run time calls this, and fails: a run that ends well has compiled none.
 NO_COMPILER = {"CC": "/bin/false", "CXX": "/bin/false"}
@@ -70,7 +70,7 @@ def probe(spec: ImageSpec, project: Path, bundle: Path, server: Server) -> Mappi
     """Return what `images/probe.py` says, run as a preflight of `bundle` on `server` would be: nothing but /tmp is writable."""
     inputs = rebase(verify.verify(verify.open_bundle(bundle), use_memory=True), server.profile)
     ready = ready_image(server.profile, inputs.bundle.spec.image, project)
-    plan = plan_launch(inputs, ready, server.folder / "probe", host_facts())
+    plan = plan_launch(inputs, ready, server.folder / "probe", host_facts(server.profile))
     script = (project / "images" / "probe.py").read_text(encoding="utf-8")
     words = (
         ready.python,

@@ -40,7 +40,7 @@ _SECRETS = (
     "WANDB_API_KEY",
     "AWS_SECRET_ACCESS_KEY",
 )
-_CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 # adjtimex(2): the return value of a clock that nothing disciplines.
 _TIME_ERROR = 5
 _TIMEX_BYTES = 256
@@ -51,11 +51,10 @@ def observe(run_folder: Path, *, root: Path = Path("/"), on_step: Callable[[str]
     on_step("the engine")
     engine = _engine()
     on_step("the GPUs")
-    nvml = _nvml()
+    nvml = ask_nvml()
     on_step("memory and limits")
     info = read_info(engine.info, engine.version)
-    parent = "/system.slice" if info.cgroup_driver == "systemd" else "/docker"
-    files = host.read_files(root, [parent], info.cdi_folders or _CDI_FOLDERS)
+    files = host.read_files(root, [info.cgroup_parent], info.cdi_folders or CDI_FOLDERS)
     on_step("the file systems")
     place = Path(info.root) if info.root else None
     return Observations(
@@ -129,8 +128,8 @@ def _says(*command: str) -> str | None:
     return finished.output.strip() if finished.status == 0 else None
 
 
-def _nvml() -> Recording:
-    """Ask in a process of its own: a driver that is ill blocks in the kernel, where no signal reaches."""
+def ask_nvml() -> Recording:
+    """Return NVML's answers, asked by a process of its own: an ill driver blocks in the kernel, where no signal reaches."""
     command = [sys.executable, "-P", "-m", "runner.nvml"]
 
     def ask() -> Recording:

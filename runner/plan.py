@@ -2,7 +2,8 @@
 
 Promises: `plan_launch` is a pure function (no I/O, no clock, no environment); the same inputs give the same plan, and
 both doors (`ferry resume` and compose) start exactly it. Least authority: the caller's uid, no network, a read-only
-root, no capabilities, no new privileges; only the run's own output is writable.
+root, no capabilities, no new privileges; only the run's own output and caches are writable, and nothing of the caller's
+environment is seen.
 """
 
 from __future__ import annotations
@@ -10,14 +11,26 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from runner.changes import CONTAINER_ROOT
+from runner.engine_info import gpu_device
+from runner.errors import Fault, Refusal
 from runner.image import ReadyImage
 from runner.inside.digests import sha256_bytes
 from runner.inside.launch import Launch
 from runner.rebase import RebasedInputs
+from runner.server import ServerProfile
 
 _TMP_BYTES = 8 << 30
+# Inside /tmp, so that a container without the mount (a preflight) has an empty folder of its own there.
+CACHES = "/tmp/caches"  # noqa: S108 - a path in the container
+# What a run wants of each limit; it gets what the host's hard limit allows. Locked memory: pinned buffers, RDMA. Stack: what
+# NVIDIA's own images are started with. Open files: loader workers hand tensors over as descriptors.
+_LIMITS = {"memlock": -1, "nofile": 65536, "stack": 64 << 20}
+# The docker command line and compose hand a proxy of ~/.docker/config.json to every container, password and all, unless the
+# container has its own value.
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
 # The folder of the run folder that holds what was rewritten, under the paths of the bundle.
 REBASED = "rebased"
 
@@ -33,11 +46,31 @@ class Mount:
 
 @dataclasses.dataclass(frozen=True)
 class HostFacts:
-    """What the plan must know of the host and of the caller."""
+    """What the plan must know of the host and of the caller.
+
+    `memory_bytes` is what a run could have at most: the RAM, or less where a cgroup above or a scheduler's job has less.
+    `gpus` are the ids of the GPUs that the run takes. `hard_limits` are those of whoever starts the container, by ulimit's
+    name; -1 is unlimited, and one that could not be read is absent.
+    """
 
     uid: int
     gid: int
     memory_bytes: int
+    gpus: tuple[str, ...] = ()
+    hard_limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuRequest:
+    """The one request for GPUs: CDI devices `nvidia.com/gpu=ID`, or a request to the NVIDIA runtime. Never both."""
+
+    by: Literal["cdi", "runtime"]
+    ids: tuple[str, ...]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of the CDI devices; none if the request goes to the runtime."""
+        return tuple(map(gpu_device, self.ids)) if self.by == "cdi" else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,12 +83,14 @@ class RunPaths:
     control: str
     segments: str
     lease: str
+    caches: str
 
 
 @dataclasses.dataclass(frozen=True)
 class LaunchPlan:
     """What an engine starts. Sizes in bytes, times in seconds; `command` is the argv after the image's entry point.
-    `folder` is the run folder.
+    `folder` is the run folder; `caches` the folder on this host that is kept between the run's segments. `limits` are
+    ulimits (soft and hard alike), -1 for unlimited.
 
     `links` (venv engine only) are symbolic links that stand in for mounts: link path -> target.
     """
@@ -69,7 +104,9 @@ class LaunchPlan:
     links: Mapping[str, str]
     environment: Mapping[str, str]
     user: str
-    gpus: tuple[str, ...]
+    gpus: GpuRequest | None
+    limits: Mapping[str, int]
+    caches: Path
     memory_bytes: int
     shm_bytes: int
     tmp_bytes: int
@@ -83,12 +120,21 @@ def container_name(run: str, folder: Path) -> str:
 
 
 def plan_launch(inputs: RebasedInputs, image: ReadyImage, folder: Path, host: HostFacts) -> LaunchPlan:
-    """Return the plan for training `inputs` with `image` in the run folder `folder` (absolute)."""
+    """Return the plan for training `inputs` with `image` in the run folder `folder` (absolute).
+
+    Raises `Refusal` if there are fewer GPUs than ranks.
+    """
     docker = inputs.server.engine == "docker"
-    paths = _container_paths() if docker else _host_paths(inputs, folder)
     spec = inputs.bundle.spec
+    if host.gpus and len(host.gpus) < spec.world.ranks:
+        fix = "give as many GPUs as ranks: how many ranks train is part of the run and never changed"
+        found = f"{len(host.gpus)}: {', '.join(host.gpus)}"
+        where = f"server {inputs.server.name}: gpus"
+        raise Refusal(Fault("fewer GPUs than ranks", where, f"{spec.world.ranks} GPUs", found, fix))
+    caches = _caches(inputs.server, spec.name, folder)
+    paths = _container_paths() if docker else _host_paths(inputs, folder, caches)
     launch = _launch(inputs, image, paths)
-    mounts = _mounts(inputs, folder, paths) if docker else ()
+    mounts = _mounts(inputs, folder, paths, caches) if docker else ()
     links = {} if docker else _links(inputs, paths)
     return LaunchPlan(
         name=container_name(spec.name, folder),
@@ -98,15 +144,30 @@ def plan_launch(inputs: RebasedInputs, image: ReadyImage, folder: Path, host: Ho
         command=(f"{paths.control}/launch.json",),
         mounts=mounts,
         links=links,
-        environment=_environment(inputs, paths, str(folder / "scratch")),
+        environment=_environment(inputs, paths, str(folder / "scratch"), host.gpus),
         user=f"{host.uid}:{host.gid}",
-        gpus=inputs.server.gpus.ids if inputs.server.gpus else (),
+        gpus=GpuRequest(inputs.server.gpus.by, host.gpus) if inputs.server.gpus else None,
+        limits=_limits(host.hard_limits) if docker else {},
+        caches=caches,
         memory_bytes=int(host.memory_bytes * inputs.server.memory_guard),
         shm_bytes=inputs.server.shm_bytes,
         tmp_bytes=_TMP_BYTES,
         stop_grace_s=inputs.server.stop_grace_s,
         labels={"ferry.run": spec.name, "ferry.bundle": inputs.bundle.root, "ferry.code": spec.code.tree},
     )
+
+
+def _caches(server: ServerProfile, run: str, folder: Path) -> Path:
+    return folder / "caches" if server.scratch is None else Path(server.scratch) / container_name(run, folder)
+
+
+def _limits(hard: Mapping[str, int]) -> dict[str, int]:
+    """Each limit that a run wants, or as much as the hard limit `hard` lets a container have."""
+    return {
+        name: wanted if hard[name] < 0 else hard[name] if wanted < 0 else min(wanted, hard[name])
+        for name, wanted in _LIMITS.items()
+        if name in hard
+    }
 
 
 def _container_paths() -> RunPaths:
@@ -118,10 +179,11 @@ def _container_paths() -> RunPaths:
         f"{root}/control",
         f"{root}/segments",
         f"{root}/lease",
+        CACHES,
     )
 
 
-def _host_paths(inputs: RebasedInputs, folder: Path) -> RunPaths:
+def _host_paths(inputs: RebasedInputs, folder: Path, caches: Path) -> RunPaths:
     run = str(folder)
     return RunPaths(
         str(inputs.bundle.path if inputs.mode == "mount" else folder / "bundle"),
@@ -130,6 +192,7 @@ def _host_paths(inputs: RebasedInputs, folder: Path) -> RunPaths:
         f"{run}/control",
         f"{run}/segments",
         f"{run}/lease",
+        str(caches),
     )
 
 
@@ -191,7 +254,23 @@ def placed(word: str, launch: Launch) -> str:
     return _placed(word, places | {"{checkpoint}": f"{launch.output}/{launch.checkpoint}"})
 
 
-def _mounts(inputs: RebasedInputs, folder: Path, paths: RunPaths) -> tuple[Mount, ...]:
+def account_files(user: str) -> dict[str, bytes]:
+    """Return name -> content of the files that give the numeric `user` ('UID:GID') a name inside, for /etc.
+
+    Without one, whatever asks who it runs as fails: Python's getpass.getuser, hence torch's and Triton's caches.
+    """
+    uid, gid = user.split(":")
+    users = {uid: f"ferry:x:{uid}:{gid}:ferry:/tmp/home:/usr/sbin/nologin"}
+    groups = {gid: f"ferry:x:{gid}:"}
+    users |= {"65534": "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin"} if uid != "65534" else {}
+    groups |= {"65534": "nogroup:x:65534:"} if gid != "65534" else {}
+    return {
+        name: "".join(f"{line}\n" for line in lines.values()).encode()
+        for name, lines in (("passwd", users), ("group", groups))
+    }
+
+
+def _mounts(inputs: RebasedInputs, folder: Path, paths: RunPaths, caches: Path) -> tuple[Mount, ...]:
     """Parents before children: the bundle's checkpoint lies, read-only, inside the writable output folder."""
     bundle = inputs.bundle
     mounts = [
@@ -201,6 +280,8 @@ def _mounts(inputs: RebasedInputs, folder: Path, paths: RunPaths) -> tuple[Mount
         Mount(folder / "segments", paths.segments, False),
         Mount(folder / "lease", paths.lease, False),
         Mount(folder / "output", paths.output, False),
+        Mount(caches, paths.caches, False),
+        *(Mount(folder / "control" / name, f"/etc/{name}", True) for name in sorted(account_files("0:0"))),
     ]
     if bundle.checkpoint is not None and inputs.mode in ("mount", "hardlink"):
         # A hard link is the bundle's own file: it must not be writable either.
@@ -229,9 +310,12 @@ def _links(inputs: RebasedInputs, paths: RunPaths) -> dict[str, str]:
     return links
 
 
-def _environment(inputs: RebasedInputs, paths: RunPaths, scratch: str) -> dict[str, str]:
+def _environment(
+    inputs: RebasedInputs, paths: RunPaths, scratch: str, gpus: tuple[str, ...]
+) -> dict[str, str]:
     """Everything the run sees of an environment; nothing of the caller's own gets in. The run spec's entries win."""
-    tmp = "/tmp" if inputs.server.engine == "docker" else scratch  # noqa: S108 - the container's own tmpfs
+    docker = inputs.server.engine == "docker"
+    tmp = "/tmp" if docker else scratch  # noqa: S108 - the container's own tmpfs
     environment = {
         "HOME": f"{tmp}/home",
         "USER": "ferry",
@@ -247,10 +331,17 @@ def _environment(inputs: RebasedInputs, paths: RunPaths, scratch: str) -> dict[s
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # New at each start: a build that was killed leaves a lock there, for which every later one waits (pytorch 189245).
         "TORCH_EXTENSIONS_DIR": f"{tmp}/torch-extensions",
-        "TORCHINDUCTOR_CACHE_DIR": f"{tmp}/inductor",
-        "TRITON_CACHE_DIR": f"{tmp}/triton",
+        # Kept between segments: entries are found by the hash of their source; their locks are the kernel's.
+        "TORCHINDUCTOR_CACHE_DIR": f"{paths.caches}/inductor",
+        "TRITON_CACHE_DIR": f"{paths.caches}/triton",
         # The only interface of a container without a network.
         "GLOO_SOCKET_IFNAME": "lo",
     }
+    if docker:
+        environment |= {spelled: "" for name in _PROXIES for spelled in (name, name.lower())}
+    else:
+        # No engine hands out devices here: CUDA shows the run those of the profile, counted as NVML counts them.
+        environment |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return environment | dict(inputs.bundle.spec.launch.env)

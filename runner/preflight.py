@@ -11,7 +11,7 @@ import dataclasses
 from runner.docker_engine import DockerEngine, connect
 from runner.errors import Fault, Refusal
 from runner.image import ReadyImage
-from runner.plan import HostFacts, LaunchPlan, placed, plan_launch
+from runner.plan import CACHES, HostFacts, LaunchPlan, placed, plan_launch
 from runner.process import tail
 from runner.rebase import RebasedInputs
 from runner.run import RunFolder
@@ -49,7 +49,8 @@ def run_preflight(inputs: RebasedInputs, image: ReadyImage, folder: RunFolder, h
 
 
 def _harmless(plan: LaunchPlan, words: tuple[str, ...]) -> LaunchPlan:
-    mounts = tuple(dataclasses.replace(mount, read_only=True) for mount in plan.mounts)
+    kept = (mount for mount in plan.mounts if mount.target != CACHES)
+    mounts = tuple(dataclasses.replace(mount, read_only=True) for mount in kept)
     labels = {"ferry.preflight": plan.labels["ferry.run"]}
     return dataclasses.replace(
         plan, command=words, mounts=mounts, labels=labels, name=f"{plan.name}-preflight"

@@ -23,7 +23,7 @@ from runner.changes import RewrittenFile
 from runner.errors import Fault, Refusal, refuse_if
 from runner.inside.digests import Hashed, hash_file, to_memory
 from runner.lay import lay, settled
-from runner.plan import LaunchPlan
+from runner.plan import LaunchPlan, account_files
 from runner.rebase import RebasedInputs, to_known
 from runner.record import sync_folder, to_json, write_file
 from runner.run import RunFolder
@@ -94,6 +94,7 @@ def prepare(
     with growing(folder.path, "preparing") as path:
         aside = RunFolder(path)
         _write(inputs, aside, server_bytes)
+        write_accounts(plan, aside)
         rebased = _rebased(inputs, aside)
         if check is not None:
             check(aside)
@@ -102,7 +103,19 @@ def prepare(
         for inner in sorted(entry for entry in path.rglob("*") if entry.is_dir()):
             sync_folder(inner)
         sync_folder(path)
+    make_caches(plan)
     return Prepared(folder, plan)
+
+
+def write_accounts(plan: LaunchPlan, folder: RunFolder) -> None:
+    """Write the files that name the run's user inside a container; content that is there already is left alone."""
+    for name, content in account_files(plan.user).items():
+        _write_if_other(folder.control / name, content)
+
+
+def make_caches(plan: LaunchPlan) -> None:
+    """Make the folder for what is kept between segments, if it is not there: it may lie on a disk that is cleared."""
+    plan.caches.mkdir(exist_ok=True)
 
 
 def write_control(
@@ -135,8 +148,13 @@ def write_control(
         (folder.compose_env, compose.render_env(plan)),
     )
     for path, content_bytes in documents:
-        if not path.exists() or path.read_bytes() != content_bytes:
-            write_file(path, content_bytes)
+        _write_if_other(path, content_bytes)
+    write_accounts(plan, folder)
+
+
+def _write_if_other(path: Path, content: bytes) -> None:
+    if not path.exists() or path.read_bytes() != content:
+        write_file(path, content)
 
 
 def _rebased(inputs: RebasedInputs, folder: RunFolder) -> dict[str, Hashed]:

@@ -18,10 +18,10 @@ from runner import assets, prepare, screen, verify
 from runner.documents import load
 from runner.engines import ready_image
 from runner.errors import ExitCode, Fault, Refusal, printable, refuse_if
-from runner.plan import LaunchPlan, plan_launch
+from runner.facts import host_facts
+from runner.plan import HostFacts, LaunchPlan, plan_launch
 from runner.preflight import refuse_if_impossible, run_preflight
 from runner.rebase import Mode, RebasedInputs, rebase
-from runner.resume import host_facts
 from runner.run import RunFolder
 from runner.server import ServerProfile
 
@@ -104,18 +104,19 @@ def make_ready(bundle: Path, server: Path, run: Path, wish: Wish) -> tuple[Rebas
     folder = RunFolder(run)
     prepare.refuse_if_taken(folder)
     profile = load(ServerProfile, server)
+    facts = host_facts(profile)
     inputs = _rebased(bundle, profile, folder, wish)
     refuse_if_impossible(inputs)
-    _refuse_if_too_small(inputs)
+    _refuse_if_too_small(inputs, facts)
     image = ready_image(profile, inputs.bundle.spec.image, wish.project)
-    plan = plan_launch(inputs, image, folder.path, host_facts())
+    plan = plan_launch(inputs, image, folder.path, facts)
     for warning in inputs.warnings:
         screen.err.print(f"warning: {printable(str(warning))}", markup=False, style="yellow")
     if wish.dry_run:
         return inputs, plan
 
     def check(aside: RunFolder) -> None:
-        output = run_preflight(inputs, image, aside, host_facts())
+        output = run_preflight(inputs, image, aside, facts)
         if output:
             screen.err.print(printable(output.rstrip("\n")), markup=False, style="dim")
         screen.err.print("PREFLIGHT: PASS")
@@ -143,9 +144,9 @@ def _rebased(bundle: Path, profile: ServerProfile, folder: RunFolder, wish: Wish
     return inputs
 
 
-def _refuse_if_too_small(inputs: RebasedInputs) -> None:
+def _refuse_if_too_small(inputs: RebasedInputs, facts: HostFacts) -> None:
     needs = inputs.bundle.spec.needs
-    found = host_facts().memory_bytes >> 30
+    found = facts.memory_bytes >> 30
     if needs is not None and found < needs.host_memory_gib:
         fix = "prepare on a host with more memory: resuming needs more than training does"
         where = f"server {inputs.server.name}: memory"

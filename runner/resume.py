@@ -8,7 +8,6 @@ recorded in the lineage.
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +15,10 @@ from pathlib import Path
 from runner import verify
 from runner.engine import Engine, Phase, State
 from runner.errors import ExitCode, Fault, Refusal, Verdict
+from runner.facts import host_facts
 from runner.image import ReadyImage
-from runner.plan import HostFacts, LaunchPlan, plan_launch
-from runner.prepare import write_control
+from runner.plan import LaunchPlan, plan_launch
+from runner.prepare import make_caches, write_control
 from runner.rebase import RebasedInputs, known_files, rebase
 from runner.record import write_file
 from runner.run import RunFolder, settle
@@ -45,11 +45,6 @@ class StopProgress:
     waited_s: float
 
 
-def host_facts() -> HostFacts:
-    """Return what the plan must know of this host and of the caller."""
-    return HostFacts(os.getuid(), os.getgid(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-
-
 def replan(folder: RunFolder, image: ReadyImage) -> LaunchPlan:
     """Check the prepared run in `folder` again and return its plan; nothing is written.
 
@@ -61,6 +56,7 @@ def replan(folder: RunFolder, image: ReadyImage) -> LaunchPlan:
 
 
 def _checked(folder: RunFolder, image: ReadyImage) -> tuple[RebasedInputs, LaunchPlan]:
+    facts = host_facts(folder.server())
     prepared = folder.prepared()
     opened = verify.open_bundle(folder.bundle_path())
     if opened.root != prepared["bundle"]["root"]:
@@ -77,7 +73,7 @@ def _checked(folder: RunFolder, image: ReadyImage) -> tuple[RebasedInputs, Launc
         output=None if server.engine == "docker" else str(folder.output),
         known=known_files(prepared["rebased"]),
     )
-    return inputs, plan_launch(inputs, image, folder.path, host_facts())
+    return inputs, plan_launch(inputs, image, folder.path, facts)
 
 
 def start(folder: RunFolder, image: ReadyImage, engine: Engine) -> LaunchPlan:
@@ -95,6 +91,7 @@ def start(folder: RunFolder, image: ReadyImage, engine: Engine) -> LaunchPlan:
         settle(folder, engine.inspect(plan.name), int(time.time()))
         engine.prepare(plan)
         write_control(inputs, plan, folder)
+        make_caches(plan)
         engine.start(plan)
     return plan
 

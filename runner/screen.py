@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.compare import Comparison
-from runner.compose import tmpfs
+from runner.compose import RUNTIME_CAPABILITIES, RUNTIME_DRIVER, tmpfs
 from runner.errors import Refusal, printable
 from runner.plan import LaunchPlan
 from runner.run import RunFolder
@@ -112,9 +112,12 @@ def plan_table(plan: LaunchPlan) -> Table:
     for name, value in sorted(plan.environment.items()):
         row("environment", f"{name}={value}")
     row("user", plan.user)
-    row("GPUs", ", ".join(plan.gpus) or "none")
+    row("GPUs", _gpus(plan))
     row("memory, shm, /tmp", ", ".join(_size(n) for n in (plan.memory_bytes, plan.shm_bytes, plan.tmp_bytes)))
-    row("authority", "no network, read-only root, no capabilities, no new privileges")
+    row("limits", ", ".join(f"{name} {_limit(name, value)}" for name, value in sorted(plan.limits.items())))
+    row("kept caches", str(plan.caches))
+    if plan.launch.engine == "docker":
+        row("authority", "no network, read-only root, no capabilities, no new privileges, init as process 1")
     row("stop grace", f"{plan.stop_grace_s} s")
     return table
 
@@ -137,11 +140,21 @@ def docker_command(plan: LaunchPlan) -> str:
     words += ["--pull", "never", "--tmpfs", tmpfs(plan), "--shm-size", str(plan.shm_bytes)]
     words += ["--memory", str(plan.memory_bytes), "--memory-swap", str(plan.memory_bytes)]
     words += ["--stop-signal", "SIGTERM", "--stop-timeout", str(plan.stop_grace_s)]
-    for gpu in plan.gpus:
-        words += ["--device", f"nvidia.com/gpu={gpu}"]
+    for name, limit in sorted(plan.limits.items()):
+        words += ["--ulimit", f"{name}={limit}:{limit}"]
+    if plan.gpus is not None:
+        for device in plan.gpus.devices:
+            words += ["--device", device]
+        if plan.gpus.by == "runtime":
+            capabilities = ",".join(
+                name for name in RUNTIME_CAPABILITIES if name != "gpu"
+            )  # The client adds it.
+            fields = (f"device={','.join(plan.gpus.ids)}", f"capabilities={capabilities}")
+            words += ["--gpus", f"driver={RUNTIME_DRIVER},{','.join(map(_quoted, fields))}"]
     for mount in plan.mounts:
         read_only = ",readonly" if mount.read_only else ""
-        words += ["--mount", f'type=bind,"source={mount.source}","target={mount.target}"{read_only}']
+        source, target = _quoted(f"source={mount.source}"), _quoted(f"target={mount.target}")
+        words += ["--mount", f"type=bind,{source},{target}{read_only}"]
     for name, value in sorted(plan.environment.items()):
         words += ["--env", f"{name}={value}"]
     for name, value in sorted(plan.labels.items()):
@@ -159,6 +172,26 @@ def comparison_table(comparison: Comparison, names: tuple[str, str]) -> Table:
         mark = "[green]equal[/]" if row.equal else "[bold red]DIFFERENT[/]"
         table.add_row(str(row.update), f"{row.loss_a:.6f}", f"{row.loss_b:.6f}", mark)
     return table
+
+
+def _quoted(field: str) -> str:
+    """Return a field of the comma-separated values that docker's options are."""
+    return '"' + field.replace('"', '""') + '"'
+
+
+def _gpus(plan: LaunchPlan) -> str:
+    if plan.gpus is None:
+        return "none"
+    how = "CDI" if plan.gpus.by == "cdi" else "the NVIDIA runtime"
+    return (
+        f"{', '.join(plan.gpus.ids)} by {how if plan.launch.engine == 'docker' else 'CUDA_VISIBLE_DEVICES'}"
+    )
+
+
+def _limit(name: str, value: int) -> str:
+    if value < 0:
+        return "unlimited"
+    return str(value) if name == "nofile" else f"{value / (1 << 20):g} MiB"
 
 
 def _size(count: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal as signals
 import subprocess
 import time
@@ -108,6 +109,8 @@ class VenvEngine:
                 "end it with `ferry stop`",
             )
             raise Refusal(fault, exit_code=ExitCode.LEASE_HELD)
+        # New at each start: a build that was killed leaves a lock there, for which every later one waits.
+        shutil.rmtree(self._scratch / "torch-extensions", ignore_errors=True)
         for folder in ("home", "huggingface", "torch-extensions"):
             (self._scratch / folder).mkdir(parents=True, exist_ok=True)
         self._ended.unlink(missing_ok=True)

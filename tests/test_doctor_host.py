@@ -28,7 +28,7 @@ def test_a_tight_group_above_is_named() -> None:
     assert found["cgroups above"] == "8.0 GiB at most, by /sys/fs/cgroup/memory/docker; CPUs 2"
     assert found["processes"] == "1024 at most, by /sys/fs/cgroup/pids/docker"
     assert "job_42; containers are not in that group" in found["scheduler's group"]
-    assert "memory_guard to 0.33" in lines(V1, PLAIN, State.WARNING)["cgroups above"].remedy
+    assert "a run gets memory_guard of it, 7.2 GiB" in lines(V1, PLAIN, State.WARNING)["cgroups above"].remedy
 
 
 def test_a_run_outside_a_container_is_in_the_shells_group() -> None:

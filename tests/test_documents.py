@@ -41,7 +41,7 @@ def test_a_good_document_is_read() -> None:
         (GOOD + b"memory_gard: 0.5\n", "unknown key: server.yaml: memory_gard"),
         (GOOD + b"memory_guard: 2\n", "wrong value: server.yaml: memory_guard"),
         (GOOD + b"memory_guard: '0.5'\n", "wrong value: server.yaml: memory_guard"),
-        (GOOD + b"gpus: {count: 4}\n", "missing key: server.yaml: gpus.ids"),
+        (GOOD + b"gpus: {by: cdi}\n", "wrong value: server.yaml: gpus"),
         (GOOD.replace(b"/data", b"data"), "wrong value: server.yaml: assets.images"),
         (GOOD.replace(b"/data", b"/data/../x"), "wrong value: server.yaml: assets.images"),
         (GOOD.replace(b"ferry: 1", b"ferry: 2"), "wrong value: server.yaml: ferry"),

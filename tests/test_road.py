@@ -136,6 +136,7 @@ def inspected(client: docker.DockerClient, name: str) -> dict[str, Any]:
     kept["HostConfig"]["Mounts"] = sorted(
         kept["HostConfig"]["Mounts"], key=lambda mount: str(mount["Target"])
     )
+    kept["HostConfig"]["Ulimits"].sort(key=lambda limit: str(limit["Name"]))  # To the engine, a set.
     kept["HostConfig"] = without_empty(kept["HostConfig"])
     return kept
 
