@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from runner import columns, rewrite
+from runner.draft import open_draft, written_out
 from runner.errors import Fault, Refusal, refuse_if
 from runner.inside.census import INVENTORY
 from runner.inside.digests import Stamp, sha256_bytes
@@ -271,13 +271,13 @@ def _manifest(
     roots = bundle.spec.assets[data.root].origin, places.assets[data.root]
     stamp = Stamp.of(source.stat())
     verified = bundle.hashed[data.manifest].stamp == stamp
-    draft = None if places.drafts is None else _draft(places.drafts)
+    draft = None if places.drafts is None else open_draft(places.drafts)
     try:
         moved = columns.move(
             source,
             bundle.spec.columns,
             roots,
-            write=None if draft is None else draft.write,
+            write=None if draft is None else written_out(draft),
             on_bytes=on_bytes,
             sha256_before=before if verified else None,
         )
@@ -293,11 +293,6 @@ def _manifest(
     return RewrittenFile(
         data.manifest, before, moved.sha256_after, moved.size_bytes, moved=moved, draft=draft
     )
-
-
-def _draft(folder: Path) -> BinaryIO:
-    """Return a new file in `folder` that has no name: whatever happens, the system removes it."""
-    return cast("BinaryIO", tempfile.TemporaryFile(dir=folder, buffering=0))
 
 
 def _inventory(bundle: VerifiedBundle, changed: Mapping[str, RewrittenFile]) -> RewrittenFile | None:

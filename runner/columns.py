@@ -19,6 +19,8 @@ from typing import Any, Self
 from runner.manifest import chunks, lines_of, parse_row
 from runner.rewrite import json_span
 
+# A piece and what is made of it fit in a core's own cache.
+_PIECE_BYTES = 512 << 10
 _LIMIT_RUNS = 10_000
 _CLOSE_BYTES = 2048
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+\Z", re.ASCII)
@@ -69,7 +71,7 @@ def move(
     works = [_Column(name, before, after) for name in columns]
     rows = size = 0
     with _Aside() as old, _Aside(write) as new:
-        for chunk in chunks(source):
+        for chunk in chunks(source, _PIECE_BYTES):
             moved = chunk
             here = chunk.count(b"\n")
             for work in works:

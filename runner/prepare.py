@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 from runner import archive, columns, compose, manifest
 from runner.aside import going_on, growing
 from runner.changes import RewrittenFile
+from runner.draft import name_draft
 from runner.errors import Fault, Refusal, refuse_if
-from runner.inside.digests import Hashed, hash_file, to_memory
+from runner.inside.digests import Hashed, Stamp, hash_file, to_memory
 from runner.lay import lay, settled
 from runner.plan import LaunchPlan, account_files
 from runner.rebase import RebasedInputs, to_known
@@ -93,9 +92,8 @@ def prepare(
     _refuse_if_inside(folder.path, inputs)
     with growing(folder.path, "preparing") as path:
         aside = RunFolder(path)
-        _write(inputs, aside, server_bytes)
+        rebased = _rebased(inputs, aside, _write(inputs, aside, server_bytes))
         write_accounts(plan, aside)
-        rebased = _rebased(inputs, aside)
         if check is not None:
             check(aside)
         own = _lay(inputs, aside, folder.path, on_bytes)
@@ -157,14 +155,21 @@ def _write_if_other(path: Path, content: bytes) -> None:
         write_file(path, content)
 
 
-def _rebased(inputs: RebasedInputs, folder: RunFolder) -> dict[str, Hashed]:
-    """The rewritten files as they lie in the run folder, each seen to be what it must be."""
+def _rebased(
+    inputs: RebasedInputs, folder: RunFolder, written: Mapping[str, Hashed] | None = None
+) -> dict[str, Hashed]:
+    """The rewritten files as they lie in the run folder, each seen to be what it must be.
+
+    `written` are those that were hashed as they were written; the others are read.
+    """
     faults = []
-    found: dict[str, Hashed] = {}
+    found = dict(written or {})
     fix = (
         "the profile or the file was changed after the run was prepared: prepare it again, under another path"
     )
     for file in inputs.files:
+        if file.path in found:
+            continue
         path = folder.rebased / file.path
         try:
             found[file.path] = hash_file(path)
@@ -234,8 +239,12 @@ def _remove_others(place: Path, names: Collection[str]) -> None:
             path.unlink()
 
 
-def _write_rebased(inputs: RebasedInputs, folder: RunFolder) -> None:
-    """Write what was rewritten under `rebased`, each small document with its original beside it as `*.orig`."""
+def _write_rebased(inputs: RebasedInputs, folder: RunFolder) -> dict[str, Hashed]:
+    """Write what was rewritten under `rebased`, each small document with its original beside it as `*.orig`.
+
+    Returns the files whose digest was taken as they were written, and which are on the disk.
+    """
+    written: dict[str, Hashed] = {}
     for file in inputs.files:
         path = folder.rebased / file.path
         if file.content is not None:
@@ -244,28 +253,16 @@ def _write_rebased(inputs: RebasedInputs, folder: RunFolder) -> None:
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         assert file.moved is not None
-        with path.open("xb", buffering=0) as out:
-            if file.draft is not None:
-                _copy_draft(file.draft, out)
-            else:
+        if file.draft is not None and (status := name_draft(file.draft, path)) is not None:
+            if status.st_size == file.size_bytes:
+                written[file.path] = Hashed(file.sha256_after, file.size_bytes, Stamp.of(status))
+        else:
+            with path.open("xb", buffering=0) as out:
                 roots = file.moved.before, file.moved.after
                 columns.move(inputs.bundle.path / file.path, file.moved.columns, roots, out.write)
-            os.fsync(out.fileno())
+                os.fsync(out.fileno())
         _prove_manifest(inputs, file, path)
-
-
-def _copy_draft(draft: BinaryIO, out: BinaryIO) -> None:
-    """Copy the whole of `draft`, inside the kernel where it can."""
-    draft.seek(0)
-    try:
-        while os.copy_file_range(draft.fileno(), out.fileno(), 1 << 30):
-            pass
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise
-        draft.seek(0)
-        out.seek(0)
-        shutil.copyfileobj(draft, out, 1 << 20)
+    return written
 
 
 def _prove_manifest(inputs: RebasedInputs, file: RewrittenFile, path: Path) -> None:
@@ -280,7 +277,8 @@ def _prove_manifest(inputs: RebasedInputs, file: RewrittenFile, path: Path) -> N
         raise Refusal(Fault("fingerprint differs", str(path), data.fingerprint, facts.fingerprint, fix))
 
 
-def _write(inputs: RebasedInputs, folder: RunFolder, server_bytes: bytes) -> None:
+def _write(inputs: RebasedInputs, folder: RunFolder, server_bytes: bytes) -> dict[str, Hashed]:
+    """Write all but the checkpoint and the control files; return the rewritten files that need not be read again."""
     bundle = inputs.bundle
     for path in (folder.control, folder.segments, folder.output):
         path.mkdir(parents=True)
@@ -295,7 +293,7 @@ def _write(inputs: RebasedInputs, folder: RunFolder, server_bytes: bytes) -> Non
         (folder.output / bundle.checkpoint.name).mkdir()
     if bundle.spec.logs is not None:
         shutil.copytree(bundle.path / bundle.spec.logs, folder.output, dirs_exist_ok=True)
-    _write_rebased(inputs, folder)
+    written = _write_rebased(inputs, folder)
     prepared = {
         "ferry": 1,
         "bundle": {"path": str(bundle.path), "root": bundle.root},
@@ -303,3 +301,4 @@ def _write(inputs: RebasedInputs, folder: RunFolder, server_bytes: bytes) -> Non
         "rebased": to_known(inputs.files),
     }
     write_file(folder.prepared_file, to_json(prepared))
+    return written

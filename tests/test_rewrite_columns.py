@@ -96,7 +96,7 @@ def test_chunks_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     source.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
     results = set()
     for size in (1, 7, 100, 1000, 1 << 20):
-        monkeypatch.setattr(columns, "chunks", functools.partial(manifest.chunks, size_bytes=size))
+        monkeypatch.setattr(columns, "_PIECE_BYTES", size)
         pieces: list[bytes] = []
         moved = columns.move(source, ("image",), ("/mnt/a", "/elsewhere/b"), pieces.append)
         results.add((b"".join(pieces), moved))
