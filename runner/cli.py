@@ -343,7 +343,8 @@ def _prepare(bundle: Path, server: Path, run: Path, wish: Wish, as_json: bool) -
 
 def _show_plan(plan: LaunchPlan, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(dataclasses.asdict(plan), indent=2, sort_keys=True, default=str))
+        value = dataclasses.asdict(plan) | {"docker_run": screen.docker_words(plan) if plan.mounts else []}
+        print(json.dumps(value, indent=2, sort_keys=True, default=str))
         return
     screen.out.print(screen.plan_table(plan))
     if plan.mounts:

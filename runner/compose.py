@@ -12,9 +12,9 @@ import yaml
 
 from runner.plan import LaunchPlan, Mount
 
-# What the NVIDIA runtime is asked for: CUDA and NVML, nothing of graphics. "gpu" is the engine's own word for its driver.
+# What the NVIDIA runtime is asked for: CUDA and NVML, nothing of graphics. Compose and the docker command add "gpu".
 RUNTIME_DRIVER = "nvidia"
-RUNTIME_CAPABILITIES = ("compute", "utility", "gpu")
+RUNTIME_CAPABILITIES = ("compute", "utility")
 _HEADER = "# Written by ferry from the launch plan: `docker compose --env-file compose.env up trainer` in Ferry's folder.\n"
 
 

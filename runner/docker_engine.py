@@ -169,7 +169,7 @@ def _device_request(gpus: GpuRequest) -> docker.types.DeviceRequest:
     if gpus.by == "cdi":
         return docker.types.DeviceRequest(driver="cdi", device_ids=list(gpus.devices))
     return docker.types.DeviceRequest(
-        driver=RUNTIME_DRIVER, device_ids=list(gpus.ids), capabilities=[list(RUNTIME_CAPABILITIES)]
+        driver=RUNTIME_DRIVER, device_ids=list(gpus.ids), capabilities=[[*RUNTIME_CAPABILITIES, "gpu"]]
     )
 
 

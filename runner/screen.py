@@ -123,7 +123,12 @@ def plan_table(plan: LaunchPlan) -> Table:
 
 
 def docker_command(plan: LaunchPlan) -> str:
-    """Return the `docker run` command that is equivalent to `plan`."""
+    """Return the `docker run` command that is equivalent to `plan`, for a shell."""
+    return shlex.join(docker_words(plan))
+
+
+def docker_words(plan: LaunchPlan) -> list[str]:
+    """Return the words of the `docker run` command that is equivalent to `plan`."""
     words = [
         "docker",
         "run",
@@ -146,10 +151,8 @@ def docker_command(plan: LaunchPlan) -> str:
         for device in plan.gpus.devices:
             words += ["--device", device]
         if plan.gpus.by == "runtime":
-            capabilities = ",".join(
-                name for name in RUNTIME_CAPABILITIES if name != "gpu"
-            )  # The client adds it.
-            fields = (f"device={','.join(plan.gpus.ids)}", f"capabilities={capabilities}")
+            capabilities = f"capabilities={','.join(RUNTIME_CAPABILITIES)}"
+            fields = (f"device={','.join(plan.gpus.ids)}", capabilities)
             words += ["--gpus", f"driver={RUNTIME_DRIVER},{','.join(map(_quoted, fields))}"]
     for mount in plan.mounts:
         read_only = ",readonly" if mount.read_only else ""
@@ -159,7 +162,7 @@ def docker_command(plan: LaunchPlan) -> str:
         words += ["--env", f"{name}={value}"]
     for name, value in sorted(plan.labels.items()):
         words += ["--label", f"{name}={value}"]
-    return shlex.join([*words, plan.image.reference, *plan.command])
+    return [*words, plan.image.reference, *plan.command]
 
 
 def comparison_table(comparison: Comparison, names: tuple[str, str]) -> Table:

@@ -149,7 +149,7 @@ def test_gpus_are_asked_for_in_one_way(tmp_path: Path) -> None:
     host = dataclasses.replace(HOST, gpus=("0", "3"))
     plan = plan_of(tmp_path, host, gpus={"by": "runtime", "count": 2})
     service = yaml.safe_load(compose.render(plan))["services"]["trainer"]
-    request = {"driver": "nvidia", "device_ids": ["0", "3"], "capabilities": ["compute", "utility", "gpu"]}
+    request = {"driver": "nvidia", "device_ids": ["0", "3"], "capabilities": ["compute", "utility"]}
     assert service["gpus"] == [request]
     assert "devices" not in service
     command = screen.docker_command(plan)

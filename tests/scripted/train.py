@@ -12,6 +12,7 @@ import struct
 import time
 from pathlib import Path
 
+from scripted.look import look
 from scripted.saving import save_checkpoint
 
 RANK = int(os.environ["RANK"])
@@ -28,7 +29,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.02)
     parser.add_argument("--save-every", type=int, default=2)
     parser.add_argument("--crash-at", type=int)
+    parser.add_argument("--look", action="store_true", help="write what the container looks like from inside")
     options = parser.parse_args()
+    if options.look and RANK == 0:
+        path = options.output / f"seen-{os.environ['FERRY_SEGMENT']}.json"
+        path.write_text(json.dumps(look()))
     rows = [json.loads(line) for line in options.manifest.read_text().splitlines()]
     for row in rows:
         Path(row["image"]).read_bytes()
