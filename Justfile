@@ -69,6 +69,7 @@ check: _setup
     shellcheck just .ci/run bin/* images/*.sh images/base/*.sh
     hadolint Dockerfile
     actionlint .github/workflows/*.yml
+    ferry image lint
 
 # Damaged and hostile lists, archives and pickles: each must be answered or refused.
 fuzz *args: _setup

@@ -15,6 +15,10 @@ from runner import image as images
 from runner import image_smoke as smoking
 from runner import screen
 from runner.cli_verify import JsonOption, emit
+from runner.errors import Fault, Refusal, refuse_if
+from runner.image_inputs import read_inputs
+from runner.image_lock import read_lock
+from runner.image_spec import image_names
 
 PROJECT = Path(__file__).resolve().parent.parent
 ProjectOption = Annotated[Path, typer.Option("--project", help="Ferry's own folder: images/ and lockfiles/")]
@@ -36,6 +40,27 @@ def image_build_command(name: str, as_json: JsonOption = False, project: Project
 def on_line(line: str) -> None:
     """Show a line of progress."""
     screen.err.print(line, markup=False, style="dim")
+
+
+@image_app.command("lint")
+def image_lint_command(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="[default: all of images/]")
+    ] = None,
+    as_json: JsonOption = False,
+    project: ProjectOption = PROJECT,
+) -> None:
+    """Refuse every line of an image's locks that is not one pinned, hashed package for its platform; fetches nothing."""
+    found: dict[str, int] = {}
+    faults: list[Fault] = []
+    for name in names or image_names(project):
+        try:
+            found[name] = len(read_lock(read_inputs(name, project).spec, project))
+        except Refusal as refusal:
+            faults += refusal.faults
+    refuse_if(faults)
+    text = "\n".join(f"LINT PASS {name}: {count} packages" for name, count in found.items())
+    emit(as_json, {"packages": found}, text)
 
 
 @image_app.command("smoke")

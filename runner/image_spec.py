@@ -78,11 +78,16 @@ def spec_path(name: str, project: Path) -> Path:
     return project / "images" / f"{name}.yaml"
 
 
+def image_names(project: Path) -> list[str]:
+    """Return the names of the images that the project has documents of, sorted."""
+    return sorted(found.stem for found in (project / "images").glob("*.yaml"))
+
+
 def load_spec(name: str, project: Path) -> ImageSpec:
     """Read `images/NAME.yaml`. Raises `Refusal`: no such image (naming those that exist), or every fault of it."""
     path = spec_path(name, project)
     if not path.is_file():
-        known = sorted(found.stem for found in (project / "images").glob("*.yaml"))
+        known = image_names(project)
         raise Refusal(
             Fault(
                 "no such image",

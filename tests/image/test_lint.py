@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -221,3 +223,41 @@ def test_a_lock_that_is_no_text_is_told(project: Path) -> None:
     faults = image_faults(load_spec("cpu", project), project)[1]
     assert [(fault.what, fault.where) for fault in faults] == [
         ("lock cannot be read", "lockfiles/cpu.txt"), ("lock cannot be read", "lockfiles/build.txt")]  # fmt: skip
+
+
+def lint_command(project: Path, *names: str) -> subprocess.CompletedProcess[str]:
+    """Run `ferry image lint`."""
+    command = [sys.executable, "-m", "runner", "image", "lint", *names, "--project", str(project)]
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+
+
+def test_the_command_tells_what_is_wrong_with_all_images_together(project: Path) -> None:
+    """A bad line of one and a stale expectation of another: one refusal, and nothing on the disk changes."""
+    passed = lint_command(project)
+    assert (passed.returncode, passed.stdout) == (
+        0,
+        "LINT PASS cpu: 47 packages\nLINT PASS cuda: 68 packages\n",
+    )
+    with (project / "lockfiles" / "cpu.txt").open("a") as file:
+        file.write("extra>1\n")
+    document = project / "images" / "cuda.yaml"
+    document.write_text(document.read_text().replace("torch: 2.10.0", "torch: 2.9.0"))
+    before = sorted(path.relative_to(project) for path in project.rglob("*"))
+    refused = lint_command(project)
+    assert refused.returncode == 3
+    assert refused.stdout == ""
+    told_of = [line for line in refused.stderr.splitlines() if line and not line.startswith(" ")]
+    number = (project / "lockfiles" / "cpu.txt").read_text().count("\n")
+    assert told_of == [
+        "refused (2 faults)",
+        f"requirement is not pinned: lockfiles/cpu.txt:{number}: extra",
+        "lock is not as expected: lockfiles/cuda.txt: torch",
+    ]
+    assert sorted(path.relative_to(project) for path in project.rglob("*")) == before
+
+
+def test_the_command_reads_the_images_that_are_named(project: Path) -> None:
+    """Another image's fault is not this one's."""
+    with (project / "lockfiles" / "cpu.txt").open("a") as file:
+        file.write("extra>1\n")
+    assert lint_command(project, "cuda").stdout == "LINT PASS cuda: 68 packages\n"
