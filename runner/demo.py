@@ -6,6 +6,7 @@ that never moved; without a Docker engine the embedded engine stands in, and say
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import shutil
@@ -34,6 +35,7 @@ from trainer import synthetic
 STOP_AT = 20
 ROWS = 320
 SEED = 429
+_LAST_LINES = 60
 _MARKER = ".ferry-demo"
 _ORIGIN = "/mnt/origin/ferry-demo"
 _SHOWN = ("FERRY", "SCHEDULE_GATE_PASS", "TRAINING_CONTRACT", "RESUMED", "EXACT_KIT", "Error", "refus")
@@ -224,9 +226,13 @@ def _train(bundle: Path, server: Server, project: Path, stop_at: int | None, exp
     prepare.prepare(inputs, plan, folder, server.profile_bytes)
     engine = engine_for(folder)
     started = resume.start(folder, ready, engine)
+    console: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
     with screen.updates_progress(folder, server.profile.name) as show:
-        ended = resume.follow(folder, started.name, engine, _listener(folder, stop_at, show))
+        ended = resume.follow(folder, started.name, engine, _listener(folder, stop_at, show, console))
     if ended.verdict is not expected:
+        screen.err.print("    the last lines of its console:", style="bold red")
+        for line in console:
+            screen.err.print("    " + line, markup=False)
         fix = f"see {folder.output / 'logs'}"
         found = f"{ended.verdict.value} at update {ended.update}"
         fault = Fault("the segment ended otherwise", server.profile.name, expected.value, found, fix)
@@ -235,10 +241,13 @@ def _train(bundle: Path, server: Server, project: Path, stop_at: int | None, exp
     return folder
 
 
-def _listener(folder: RunFolder, stop_at: int | None, show: Callable[[str], None]) -> Callable[[str], None]:
-    """Return what hears the console: it shows the lines worth seeing, and asks for the stop in time."""
+def _listener(
+    folder: RunFolder, stop_at: int | None, show: Callable[[str], None], console: collections.deque[str]
+) -> Callable[[str], None]:
+    """Return what hears the console: it shows the lines worth seeing, keeps the last, and asks for the stop in time."""
 
     def hear(line: str) -> None:
+        console.append(line)
         if line.startswith("FERRY SEGMENT") and stop_at is not None:
             resume.request_stop(folder, at_update=stop_at)
         if any(word in line for word in _SHOWN):
