@@ -1,4 +1,4 @@
-"""A folder that grows beside the name it will have, and gets that name when it is whole.
+"""A folder, or a file, that grows beside the name it will have, and gets that name when it is whole.
 
 Promises: under `target` there is either nothing or all of it; whatever goes wrong, nothing that was made stays; what a
 killed process left behind is removed by the next one, and what a living one is making is not. A copy that takes long
@@ -15,6 +15,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from runner.errors import ExitCode, Fault, Refusal
 from runner.inside.digests import sha256_bytes
@@ -31,7 +32,7 @@ def growing(target: Path, doing: str) -> Iterator[Path]:
     missing = [parent for parent in target.absolute().parents if not parent.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     _sweep(target, doing)
-    folder = target.with_name(f".{target.name}.{doing}-{secrets.token_hex(4)}")
+    folder = target.with_name(f".{target.name[:200]}.{doing}-{secrets.token_hex(4)}")
     try:
         folder.mkdir()
         with _held(folder):
@@ -42,6 +43,24 @@ def growing(target: Path, doing: str) -> Iterator[Path]:
         for parent in missing:
             with contextlib.suppress(OSError):
                 parent.rmdir()
+        raise
+    sync_folder(target.parent)
+
+
+@contextlib.contextmanager
+def growing_file(target: Path, doing: str) -> Iterator[BinaryIO]:
+    """Give a new file beside `target` to write; at the end it is durable and renamed. As `growing`, for one file."""
+    _sweep(target, doing)
+    path = target.with_name(f".{target.name[:200]}.{doing}-{secrets.token_hex(4)}")
+    try:
+        with path.open("xb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            path.rename(target)
+    except BaseException:
+        path.unlink(missing_ok=True)
         raise
     sync_folder(target.parent)
 
@@ -75,15 +94,18 @@ def going_on(target: Path, doing: str, key: str) -> Iterator[Path]:
 
 def _sweep(target: Path, doing: str) -> None:
     """Remove what processes that live no more had begun to make for `target`."""
-    for found in target.parent.glob(f".{glob.escape(target.name)}.{doing}-????????"):
+    for found in target.parent.glob(f".{glob.escape(target.name[:200])}.{doing}-????????"):
         with contextlib.suppress(OSError), _held(found):
-            shutil.rmtree(found, ignore_errors=True)
+            if found.is_dir():
+                shutil.rmtree(found, ignore_errors=True)
+            else:
+                found.unlink()
 
 
 @contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Hold the lock of `folder`; the kernel gives it back however the holder ends. Raises BlockingIOError if it is held."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _held(path: Path) -> Iterator[None]:
+    """Hold the lock of `path`; the kernel gives it back however the holder ends. Raises BlockingIOError if it is held."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

@@ -26,10 +26,13 @@ _START_ENGINE = (
 )
 
 
-def connect() -> docker.DockerClient:
-    """Return a client of the engine that the environment names. Raises `Refusal` if none answers."""
+def connect(timeout_s: int = 120) -> docker.DockerClient:
+    """Return a client of the engine that the environment names. Raises `Refusal` if none answers.
+
+    `timeout_s` is how long an answer may stay silent: an image of gigabytes is unpacked without a word.
+    """
     try:
-        client = docker.from_env(timeout=120)
+        client = docker.from_env(timeout=timeout_s)
         client.ping()
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
         fault = Fault(

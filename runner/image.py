@@ -175,6 +175,15 @@ def build(name: str, project: Path, on_line: OnLine) -> ImagePin:
     return pin
 
 
+def built(name: str, project: Path) -> ImagePin:
+    """Return the pin of the image that `build` made of the project's files as they are now. Raises `Refusal`: none."""
+    pin = _built(read_inputs(name, project), image_build.store(project) / "images" / f"{name}.json")
+    if pin is None:
+        fix = f"`ferry image build {name}` first, or name an image by its digest"
+        raise Refusal(Fault("image is not built", name, "one of these inputs in the engine", "none", fix))
+    return pin
+
+
 def _built(inputs: ImageInputs, record: Path) -> ImagePin | None:
     """Return the recorded pin, if it was made from these inputs and the engine still has that image."""
     try:

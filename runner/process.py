@@ -86,6 +86,30 @@ def run(
     return finished
 
 
+def run_for_bytes(
+    command: Sequence[str | os.PathLike[str]], *, fix: str, check: bool = True, timeout_s: float = 600.0
+) -> bytes | None:
+    """Run `command` to its end and return the bytes of its standard output; None if it failed and that is not `check`ed.
+
+    For what is hashed: nothing is decoded, and nothing that it says on the side gets in. Raises `Refusal` as `run` does.
+    """
+    words = [os.fspath(word) for word in command]
+    shown = " ".join(words[:6]) + (" ..." if len(words) > 6 else "")
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=timeout_s
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        fault = Fault("command failed", shown, "exit status 0", str(error), fix)
+        raise Refusal(fault, exit_code=ExitCode.FAILED) from error
+    if done.returncode == 0:
+        return done.stdout
+    if not check:
+        return None
+    found = f"exit status {done.returncode}\n" + tail(done.stderr.decode("utf-8", "backslashreplace"))
+    raise Refusal(Fault("command failed", shown, "exit status 0", found, fix), exit_code=ExitCode.FAILED)
+
+
 def _collect(process: subprocess.Popen[str], words: list[str], timeout_s: float | None, fix: str) -> str:
     try:
         return process.communicate(timeout=timeout_s)[0]

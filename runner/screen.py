@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import shlex
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -46,6 +47,31 @@ def bytes_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=err, transient=True) as progress:
         task = progress.add_task(label, total=total)
         yield lambda count: progress.advance(task, count)
+
+
+@contextlib.contextmanager
+def layers_progress(label: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Show progress over the bytes of an image's layers; yields what to call with every event of an engine's answer."""
+    done: dict[str, int] = {}
+    totals: dict[str, int] = {}
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task(label, total=None)
+
+        def show(event: Mapping[str, Any]) -> None:
+            detail = event.get("progressDetail") or {}
+            current, total = detail.get("current"), detail.get("total")
+            # What is unpacked afterwards is counted from nothing again.
+            if event.get("status") not in ("Pushing", "Downloading") or not isinstance(current, int):
+                return
+            layer = str(event.get("id"))
+            done[layer] = current
+            totals[layer] = total if isinstance(total, int) else current
+            progress.update(task, completed=sum(done.values()), total=sum(totals.values()))
+
+        yield show
 
 
 @contextlib.contextmanager
