@@ -15,6 +15,10 @@ from runner.plan import LaunchPlan, Mount
 # What the NVIDIA runtime is asked for: CUDA and NVML, nothing of graphics. Compose and the docker command add "gpu".
 RUNTIME_DRIVER = "nvidia"
 RUNTIME_CAPABILITIES = ("compute", "utility")
+# Named, so that a daemon-wide log driver (one that sends lines elsewhere, and blocks) is not the run's; and bounded: the
+# ranks' own files below the run folder have every line, the engine's log is a copy.
+LOG_DRIVER = "json-file"
+LOG_OPTIONS = {"max-file": "2", "max-size": "1g"}
 _HEADER = "# Written by ferry from the launch plan: `docker compose --env-file compose.env up trainer` in Ferry's folder.\n"
 
 
@@ -39,6 +43,7 @@ def render(plan: LaunchPlan) -> bytes:
         "security_opt": ["no-new-privileges:true"],
         "init": True,
         "restart": "no",
+        "logging": {"driver": LOG_DRIVER, "options": dict(LOG_OPTIONS)},
         "stop_signal": "SIGTERM",
         "stop_grace_period": f"{plan.stop_grace_s}s",
     }

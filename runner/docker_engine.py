@@ -15,7 +15,7 @@ import docker.errors
 import docker.types
 import requests.exceptions
 
-from runner.compose import RUNTIME_CAPABILITIES, RUNTIME_DRIVER, tmpfs_options
+from runner.compose import LOG_DRIVER, LOG_OPTIONS, RUNTIME_CAPABILITIES, RUNTIME_DRIVER, tmpfs_options
 from runner.engine import Lines, Phase, State
 from runner.errors import ExitCode, Fault, Refusal
 from runner.plan import GpuRequest, LaunchPlan
@@ -147,6 +147,7 @@ def create_arguments(plan: LaunchPlan, api: docker.APIClient) -> dict[str, Any]:
         "security_opt": ["no-new-privileges:true"],
         "init": True,
         "restart_policy": {"Name": "no"},
+        "log_config": docker.types.LogConfig(type=LOG_DRIVER, config=dict(LOG_OPTIONS)),
         "ulimits": [
             docker.types.Ulimit(name=name, soft=limit, hard=limit)
             for name, limit in sorted(plan.limits.items())

@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.compare import Comparison
-from runner.compose import RUNTIME_CAPABILITIES, RUNTIME_DRIVER, tmpfs
+from runner.compose import LOG_DRIVER, LOG_OPTIONS, RUNTIME_CAPABILITIES, RUNTIME_DRIVER, tmpfs
 from runner.errors import Refusal, printable
 from runner.plan import LaunchPlan
 from runner.run import RunFolder
@@ -169,6 +169,9 @@ def docker_words(plan: LaunchPlan) -> list[str]:
     ]
     words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges:true", "--init", "--restart", "no"]
     words += ["--pull", "never", "--tmpfs", tmpfs(plan), "--shm-size", str(plan.shm_bytes)]
+    words += ["--log-driver", LOG_DRIVER]
+    for name, value in sorted(LOG_OPTIONS.items()):
+        words += ["--log-opt", f"{name}={value}"]
     words += ["--memory", str(plan.memory_bytes), "--memory-swap", str(plan.memory_bytes)]
     words += ["--stop-signal", "SIGTERM", "--stop-timeout", str(plan.stop_grace_s)]
     for name, limit in sorted(plan.limits.items()):

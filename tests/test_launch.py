@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import itertools
 import json
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -308,6 +310,59 @@ def test_a_request_to_the_runtime_is_the_same_by_every_door(
     assert request["Capabilities"] == [["compute", "utility", "gpu"]]
     refused = ferry("resume", run.path, code=ExitCode.REFUSED)
     assert "no NVIDIA runtime: server server-a: gpus" in refused
+
+
+def test_a_job_of_a_scheduler_gives_what_is_its_own_and_no_more(
+    tmp_path: Path, cpu_pin: Pin, gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvidia-docker 1227: a container has the job's GPUs, by the server's ids, and its memory; never `all`."""
+    bundle = make_bundle(tmp_path, pin=cpu_pin, update=4)
+    server = make_server(tmp_path, gpus={"count": 2})
+    words = ("prepare", bundle, "--server", server, "--run", tmp_path / "run", "--dry-run", "--json")
+    job = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_GPUS": "1,3",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "SLURM_MEM_PER_NODE": "1024",
+    }
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    plan = json.loads(ferry(*words))
+    assert plan["gpus"] == {"by": "cdi", "ids": ["1", "3"]}
+    assert plan["memory_bytes"] == int((1 << 30) * 0.9)
+    command = plan["docker_run"]
+    devices = [value for word, value in itertools.pairwise(command) if word == "--device"]
+    assert devices == ["nvidia.com/gpu=1", "nvidia.com/gpu=3"]
+    assert not [word for word in command if "SLURM" in word or "CUDA_VISIBLE" in word]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert "the scheduler's words disagree" in ferry(*words, code=ExitCode.REFUSED)
+    assert not (tmp_path / "run").exists()
+
+
+def test_whoever_listens_and_does_not_read_stops_no_training(
+    tmp_path: Path, cpu_pin: Pin, client: docker.DockerClient
+) -> None:
+    """Moby 22502: a client that is attached and stuck blocks what is printed; the ranks print into files of their own."""
+    bundle = make_bundle(tmp_path, pin=cpu_pin, update=4, args=("--shout", "3"))
+    run = RunFolder(tmp_path / "run")
+    ferry("prepare", bundle, "--server", make_server(tmp_path), "--run", run.path)
+    assert compose(run.path, "create", "trainer").returncode == 0
+    name = container_name("tiny", run.path)
+    stuck = subprocess.Popen(["docker", "start", "--attach", name], stdout=subprocess.PIPE, bufsize=0)
+    try:
+        deadline = time.monotonic() + 120
+        while run.outcome() is None:
+            assert time.monotonic() < deadline, "training waits for somebody to read"
+            time.sleep(0.05)
+        assert client.containers.get(name).status == "running", "nothing was stuck: this test shows nothing"
+    finally:
+        stuck.kill()  # Not even removing the container gets past a client that is stuck.
+        stuck.communicate()
+    assert client.containers.get(name).wait(timeout=120)["StatusCode"] == 0
+    (log,) = run.output.glob("logs/*/*/attempt_0/0/stdout.log")
+    lines = [line for line in log.read_text().splitlines() if line.isdecimal()]
+    assert lines == [f"{number:063}" for number in range(3 << 14)]
+    assert json.loads(ferry("status", run.path, "--json"))["verdict"] == "finished"
 
 
 def test_compose_has_nothing_to_say_against_a_prepared_run(tmp_path: Path, cpu_pin: Pin) -> None:

@@ -30,7 +30,10 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=2)
     parser.add_argument("--crash-at", type=int)
     parser.add_argument("--look", action="store_true", help="write what the container looks like from inside")
+    parser.add_argument("--shout", type=int, default=0, help="MiB of lines to print first")
     options = parser.parse_args()
+    for line in range(options.shout << 14):
+        print(f"{line:063}")
     if options.look and RANK == 0:
         path = options.output / f"seen-{os.environ['FERRY_SEGMENT']}.json"
         path.write_text(json.dumps(look()))
