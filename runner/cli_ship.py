@@ -5,6 +5,7 @@ Promises: as `runner.cli`, which holds the other commands.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Annotated
@@ -12,13 +13,16 @@ from typing import Annotated
 import typer
 
 from runner import image as images
-from runner import image_file, image_present, image_registry, screen
+from runner import image_diff, image_file, image_present, image_registry, screen
 from runner.cli_image import PROJECT, ProjectOption
 from runner.cli_verify import DryRunOption, JsonOption, emit
 from runner.docker_engine import connect
+from runner.errors import ExitCode, Fault, Refusal, printable
 from runner.image_present import DIGEST
 
 _TIMEOUT_S = 3600
+_SHOWN = 40
+_SIDE_HELP = "a name of images/, sha256:HEX, a tag in the engine (ferry/cpu:...), or a file"
 ImageArgument = Annotated[
     str, typer.Argument(metavar="IMAGE", help="a name of images/ (what was built of it), or sha256:HEX")
 ]
@@ -30,6 +34,7 @@ def register(app: typer.Typer) -> None:
     app.command("load")(load_command)
     app.command("push")(push_command)
     app.command("pull")(pull_command)
+    app.command("diff")(diff_command)
 
 
 def save_command(
@@ -112,6 +117,43 @@ def pull_command(
     with screen.layers_progress("pulling") as show:
         pulled = image_registry.pull(connect(_TIMEOUT_S), reference, show)
     emit(as_json, {"digest": digest, "tag": pulled.tag}, f"PULLED {pulled.tag} digest={digest}")
+
+
+def diff_command(
+    a: Annotated[str, typer.Argument(metavar="A", help=_SIDE_HELP)],
+    b: Annotated[str, typer.Argument(metavar="B", help="as A")],
+    as_json: JsonOption = False,
+    project: ProjectOption = PROJECT,
+) -> None:
+    """Say why two images differ, file by file; exit 0 only if they are the same. Also two tars of a base's root."""
+    origins = [_origin(side, project) for side in (a, b)]
+    with screen.bytes_progress("reading", sum(origin.size_bytes() for origin in origins)) as advance:
+        found = image_diff.differences(origins[0], origins[1], advance)
+    if as_json:
+        emit(as_json, {"equal": not found, "differences": [dataclasses.asdict(entry) for entry in found]}, "")
+    else:
+        for difference in found[:_SHOWN]:
+            screen.out.print(printable(str(difference)), markup=False)
+        if (more := len(found) - _SHOWN) > 0:
+            screen.out.print(f"and {more} more: --json has all")
+        screen.out.print(f"DIFFERENT: {len(found)} differences" if found else "SAME")
+    raise typer.Exit(ExitCode.DIFFERENT if found else ExitCode.OK)
+
+
+def _origin(text: str, project: Path) -> image_diff.Origin:
+    """What a side of `diff` names: a file, an image by digest or by a tag in the engine, or a name of images/."""
+    path = Path(text)
+    named = "/" in text or DIGEST.fullmatch(text) is not None
+    if path.exists() or (not named and path.suffix):
+        return image_diff.InFile(path)
+    client = connect(_TIMEOUT_S)
+    if not named:
+        return image_diff.InEngine(client, digest_of(text, project))
+    found = image_present.inspected(client, text)
+    if found is None:
+        fix = "`docker image ls --digests` shows what is there"
+        raise Refusal(Fault("no such image or file", text, "a file, or an image in the engine", "none", fix))
+    return image_diff.InEngine(client, str(found["Id"]))
 
 
 def digest_of(image: str, project: Path) -> str:

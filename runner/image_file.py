@@ -22,7 +22,8 @@ import zstandard
 from runner import image_layout
 from runner.aside import growing_file
 from runner.errors import Fault, Refusal
-from runner.image_layout import Layout, Source
+from runner.image_layout import Source
+from runner.image_manifest import Layout
 from runner.image_present import Present, asking, inspected, raise_on, tag_of, tagged
 
 OnBytes = Callable[[int], None]
@@ -42,7 +43,7 @@ def save(client: docker.DockerClient, image: Present, target: Path, on_bytes: On
         fix = "name another file, or remove this one"
         raise Refusal(Fault("file exists", str(target), "a new file", "one that is there", fix))
     with asking("save", image.digest), growing_file(target, "saving") as file:
-        answer = _Chunks(client.api.get_image(image.digest), on_bytes)
+        answer = Chunks(client.api.get_image(image.digest), on_bytes)
         where = f"the engine's {image.digest}"
         with _compressed(file, target) as writer:
             layout = image_layout.read(answer, where, image.digest, writer.write)
@@ -140,7 +141,7 @@ def _joined(stream: Iterator[bytes]) -> Iterator[bytes]:
     yield bytes(held)
 
 
-class _Chunks:
+class Chunks:
     """An iterable of bytes, as something to read from."""
 
     def __init__(self, chunks: Iterable[bytes], on_bytes: OnBytes) -> None:
@@ -148,6 +149,7 @@ class _Chunks:
         self._held, self._at = b"", 0
 
     def read(self, size: int, /) -> bytes:
+        """As a file does."""
         while self._at == len(self._held):
             self._held, self._at = next(self._chunks, b""), 0
             if not self._held:

@@ -12,7 +12,7 @@ import pytest
 
 from runner import image_layout
 from runner.errors import Refusal
-from runner.image_layout import Layout
+from runner.image_manifest import Layout
 from tests.image.layouts import (
     CONFIG,
     DOCKER,
