@@ -70,11 +70,15 @@ def image_smoke_command(
         Path | None,
         typer.Option("--work", help="where its runs live; made anew [default: .ferry/smoke/NAME]"),
     ] = None,
+    gpu: Annotated[
+        bool,
+        typer.Option("--gpu", help="train on GPUs of this server, one a rank, and compile a kernel there"),
+    ] = False,
     as_json: JsonOption = False,
     project: ProjectOption = PROJECT,
 ) -> None:
     """See that an image does what it is for: imports, ops without a compiler, and a moved 4-rank run that is EXACT."""
-    done = smoking.smoke(name, project, work or project / ".ferry" / "smoke" / name, on_line)
+    done = smoking.smoke(name, project, work or project / ".ferry" / "smoke" / name, on_line, gpu=gpu)
     value = {
         "image": dataclasses.asdict(done.pin),
         "found": dict(done.found),

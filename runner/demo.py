@@ -35,6 +35,7 @@ from trainer import synthetic
 STOP_AT = 20
 ROWS = 320
 SEED = 429
+RANKS = 4
 _LAST_LINES = 60
 _MARKER = ".ferry-demo"
 _ORIGIN = "/mnt/origin/ferry-demo"
@@ -59,11 +60,12 @@ def run(
     env: Mapping[str, str] | None = None,
     before_training: Callable[[Path, Server], None] = lambda _bundle, _server: None,
     results: Console = screen.out,
+    gpu: bool = False,
 ) -> Comparison:
     """Run the demo in the folder `work` (made anew) and return how control and moved run compare.
 
     `env` is added to the run's environment. `before_training` gets the first bundle and the server of the control;
-    `results` shows the comparison.
+    `results` shows the comparison. With `gpu` each server's profile has as many GPUs as there are ranks.
     """
     engine = _engine()
     say = _say
@@ -77,7 +79,7 @@ def run(
     say("2/7 a data set, a teacher and a first bundle")
     origin = _ORIGIN if engine == "docker" else str(work / "origin")
     servers = {
-        name: _server(work, name, layout, engine, _venv(project, image_name))
+        name: _server(work, name, layout, engine, _venv(project, image_name), gpu=gpu)
         for name, layout in {"control": "disk", "server-a": "data/a", "server-b": "mnt/vol7/shared"}.items()
     }
     start = pack.pack_draft(_draft(work, project, origin, pin, env or {}), work / "bundles" / "start").path
@@ -154,7 +156,7 @@ def _venv(project: Path, name: str) -> Path:
     return project / ".ferry" / "venvs" / name
 
 
-def _server(work: Path, name: str, layout: str, engine: Engine, venv: Path) -> Server:
+def _server(work: Path, name: str, layout: str, engine: Engine, venv: Path, *, gpu: bool) -> Server:
     folder = work / name
     images, teacher = folder / layout / "images", folder / layout / "weights" / "teacher.safetensors"
     synthetic.write_dataset(images, ROWS, SEED)
@@ -167,6 +169,8 @@ def _server(work: Path, name: str, layout: str, engine: Engine, venv: Path) -> S
     }
     if engine == "venv":
         value["venv"] = str(venv)
+    if gpu:
+        value["gpus"] = {"count": RANKS}
     raw = yaml.safe_dump(value, sort_keys=False).encode()
     write_file(folder / "server.yaml", raw)
     return Server(parse(ServerProfile, raw, str(folder / "server.yaml")), raw, folder)
@@ -187,7 +191,7 @@ def _draft(work: Path, project: Path, origin: str, pin: image.ImagePin, env: Map
         "name": "demo",
         "image": {"name": pin.name, "lock": pin.lock, "digest": pin.digest, "config": pin.config},
         "code": {"archive": "source/code.tar.gz", **code},
-        "world": {"ranks": 4},
+        "world": {"ranks": RANKS},
         "updates": 40,
         "checkpoint": "fresh",
         "launch": {

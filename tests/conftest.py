@@ -9,7 +9,7 @@ import docker
 import hypothesis
 import pytest
 
-from runner import image
+from runner import gpus, image, nvml
 from runner.docker_engine import connect
 from tests.builder import Pin
 
@@ -17,6 +17,19 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 hypothesis.settings.register_profile("ferry", deadline=None, max_examples=60, database=None)
 hypothesis.settings.load_profile("ferry")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs more GPUs than are here, each with its reason: the summary names and counts them."""
+    wanted = [(item, marker) for item in items for marker in item.iter_markers("gpu")]
+    if not wanted:
+        return
+    seen = gpus.read(nvml.record())
+    for item, marker in wanted:
+        (count,) = marker.args
+        if len(seen.gpus) < count:
+            found = seen.problem or f"{len(seen.gpus)} here"
+            item.add_marker(pytest.mark.skip(reason=f"needs {count} NVIDIA GPU(s): {found}"))
 
 
 @pytest.fixture

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from runner.image_smoke import faults_of
+from runner.errors import Refusal
+from runner.image_smoke import faults_of, kernel_faults
+from runner.image_smoke import smoke as smoke_test
 from runner.image_spec import load_spec
 from tests.conftest import PROJECT
 
@@ -66,6 +68,51 @@ def test_a_compiler_in_the_cpu_image_is_a_fault() -> None:
     answer = good("cpu") | {"launcher": "built"}
     (fault,) = faults_of(answer, load_spec("cpu", PROJECT))
     assert (fault.what, fault.where) == ("a compiler is in the image", "image cpu")
+
+
+KERNELS = {
+    "gpus": ["NVIDIA H100"] * 4,
+    "distances": [0.0004] * 4,
+    "files": ["A/chunk.cubin", "B/launcher.so"],
+}
+
+
+def test_kernels_that_are_right_and_kept_have_no_fault() -> None:
+    """Four GPUs, four results near the definition, and nothing compiled by the second run."""
+    assert kernel_faults(KERNELS, KERNELS, "image cuda") == []
+
+
+def test_everything_that_is_wrong_with_kernels_is_told_at_once() -> None:
+    """A GPU too few, a result that is no number, a kernel that was compiled again; by run and GPU."""
+    first = KERNELS | {"gpus": ["NVIDIA H100"] * 3, "distances": [0.0004, float("nan"), 0.02]}
+    second = KERNELS | {"files": ["A/chunk.cubin", "C/launcher.so"]}
+    found = [(fault.what, fault.where, fault.found) for fault in kernel_faults(first, second, "image cuda")]
+    assert found == [
+        ("GPUs differ", "image cuda: first run", "3"),
+        ("kernel is wrong", "image cuda: first run: GPU 1", "nan"),
+        ("kernel is wrong", "image cuda: first run: GPU 2", "0.02"),
+        ("kernel is not kept", "image cuda: second run", "B/launcher.so"),
+        ("kernel is not kept", "image cuda: second run", "C/launcher.so"),
+    ]
+
+
+def test_a_cache_that_stays_empty_is_a_fault() -> None:
+    """Both runs agree, and neither has shown anything: it is elsewhere, and lost with the container."""
+    empty = KERNELS | {"files": []}
+    assert [fault.what for fault in kernel_faults(empty, empty, "image cuda")] == [
+        "nothing in Triton's cache"
+    ]
+
+
+def test_an_image_for_cpus_is_not_tested_on_gpus(tmp_path: Path) -> None:
+    """It is refused before anything is built or laid out."""
+    with pytest.raises(Refusal) as caught:
+        smoke_test("cpu", PROJECT, tmp_path / "smoke", print, gpu=True)
+    assert str(caught.value) == (
+        "image has no CUDA: image cpu: accelerator\n    expected cuda\n    found    cpu\n"
+        "    fix      leave out --gpu, or smoke-test the image 'cuda'"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def smoke(name: str, work: Path, *options: str) -> subprocess.CompletedProcess[str]:
