@@ -1,7 +1,8 @@
 # One Dockerfile for every image; `ferry image build NAME` reads images/NAME.yaml and gives each argument below.
 #
-# It runs twice. `--target environment` makes the locked environment, which stays in the engine as an image; the second
-# run puts the start program on top of it, so that a change of Ferry takes seconds. Packages are installed straight into
+# It runs three times. `--target environment` makes the locked environment, which stays in the engine as an image;
+# `--target facts` lists what is in it; the last run puts the start program and that list on top of it. So a change of
+# Ferry, or of what stands below that stage here, takes seconds. Packages are installed straight into
 # the image's own layers, the largest by themselves, and DeepSpeed is compiled beside them with these layers mounted: no
 # file of 7 GB is ever copied. Every step gives what it writes one fixed time and nothing of it goes elsewhere, so two
 # builds give the same layers without BuildKit's rewrite-timestamp, which rewrites each of them on each build.
@@ -101,8 +102,20 @@ ENV PATH=/opt/venv/bin:/usr/bin:/bin LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 PYTH
     DS_ACCELERATOR=${ACCELERATOR}
 
 
-# /opt/ferry: runner/inside and the start program, the lock, and IDENTITY. Last, since it changes most; as one tar, which
-# carries times, owners and order itself. Only without `--build-context ferry=FOLDER` is it made here.
+# What the environment holds: the list of its files, and of its packages. Looked at from inside, with nothing of it
+# imported; the program that looks comes in as /opt/ferry will.
+FROM environment AS looked
+RUN --network=none --mount=type=tmpfs,target=/tmp --mount=type=bind,from=ferry,target=/mnt/ferry \
+    mkdir /facts && tar --extract --file=/mnt/ferry/ferry.tar --directory=/tmp && \
+    /opt/venv/bin/python -I -S -B -c "import sys; sys.path.insert(0, '/tmp/opt/ferry'); \
+    from runner.inside.facts import main; main()" /opt/venv /facts
+
+FROM scratch AS facts
+COPY --from=looked /facts /
+
+# /opt/ferry: runner/inside and the start program, the lock, IDENTITY, the list and the SBOM. Last, since it changes most;
+# as one tar, which carries times, owners and order itself. Only without `--build-context ferry=FOLDER` is it made here,
+# and then without list and SBOM: no run starts from an image that has none.
 FROM recipe AS start
 ARG SOURCE_DATE_EPOCH=1767225600
 COPY images/start.py /opt/ferry/start

@@ -13,6 +13,7 @@ import typer
 
 from runner import image as images
 from runner import image_smoke as smoking
+from runner import image_verify as verifying
 from runner import screen
 from runner.cli_verify import JsonOption, emit
 from runner.errors import Fault, Refusal, refuse_if
@@ -27,9 +28,33 @@ image_app = typer.Typer(no_args_is_help=True, help="Pinned images: the environme
 
 
 @image_app.command("build")
-def image_build_command(name: str, as_json: JsonOption = False, project: ProjectOption = PROJECT) -> None:
+def image_build_command(
+    name: str,
+    pin_it: Annotated[
+        bool, typer.Option("--pin", help="write its digests to images/pins.yaml: it is the pinned one then")
+    ] = False,
+    venv: Annotated[
+        Path | None,
+        typer.Option("--venv", help="make the same environment in this folder instead, for the venv engine"),
+    ] = None,
+    as_json: JsonOption = False,
+    project: ProjectOption = PROJECT,
+) -> None:
     """Build the image images/NAME.yaml, or see that it is there already."""
-    pin = images.build(name, project, on_line=lambda line: screen.err.print(line, markup=False, style="dim"))
+    if venv is not None:
+        if pin_it:
+            raise typer.BadParameter("--pin is of images: what holds for a venv is its lock")
+        made = images.build_venv(name, project, venv.absolute(), on_line=on_line)
+        emit(as_json, dataclasses.asdict(made), f"VENV {made.name} in {venv} lock={made.lock}")
+        return
+    pin = images.build(name, project, on_line=on_line)
+    if pin_it:
+        images.set_pin(pin, project)
+    known, pinned_by = images.known_pin(name, project)
+    if known != pin:
+        on_line(
+            f"{pinned_by} names another build, {known.digest}; `ferry image build {name} --pin` names this one"
+        )
     emit(
         as_json,
         dataclasses.asdict(pin),
@@ -61,6 +86,37 @@ def image_lint_command(
     refuse_if(faults)
     text = "\n".join(f"LINT PASS {name}: {count} packages" for name, count in found.items())
     emit(as_json, {"packages": found}, text)
+
+
+@image_app.command("verify")
+def image_verify_command(
+    name: str,
+    venv: Annotated[
+        Path | None, typer.Option("--venv", help="look at the environment in this folder, of the venv engine")
+    ] = None,
+    as_json: JsonOption = False,
+    project: ProjectOption = PROJECT,
+) -> None:
+    """See that an environment is the pinned one, byte for byte: its lock, its packages' own records, every file."""
+    done = (
+        verifying.verify_venv(name, project, venv.absolute())
+        if venv
+        else verifying.verify_image(name, project)
+    )
+    report = done.report
+    for note in report.notes:
+        on_line(note)
+    value = {
+        "image": dataclasses.asdict(done.pin),
+        "pinned_by": done.pinned_by,
+        "packages": report.packages,
+        "files": report.files,
+        "byte_code": report.byte_code,
+        "library_files": report.library_files,
+        "notes": report.notes,
+    }
+    text = f"{report.packages} packages, {report.files} files, {report.byte_code} of them byte code"
+    emit(as_json, value, f"VERIFY PASS {done.pin.name} digest={done.pin.digest} by {done.pinned_by}: {text}")
 
 
 @image_app.command("smoke")

@@ -7,7 +7,9 @@ or replaced in silence; a missing engine is a `Refusal` with the remedy.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import docker
@@ -128,6 +130,38 @@ class DockerEngine:
             finally:
                 api.remove_container(made, v=True, force=True)
         return status, output
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """How a container ended that was only asked something: its exit status, what it said, and what it complained of."""
+
+    status: int
+    output: str
+    errors: str
+
+
+def look_inside(client: docker.DockerClient, reference: str, command: Sequence[str]) -> Answer:
+    """Run `command` in the image `reference` with no network, nothing to write to and the caller's uid; remove it."""
+    with _as_refusal(reference):
+        api = client.api
+        host = api.create_host_config(
+            network_mode="none", read_only=True, cap_drop=["ALL"], security_opt=["no-new-privileges:true"]
+        )
+        user = f"{os.getuid()}:{os.getgid()}"
+        made = api.create_container(reference, entrypoint=list(command), user=user, host_config=host)["Id"]
+        try:
+            api.start(made)
+            status = int(api.wait(made)["StatusCode"])
+            said, complained = (
+                b"".join(api.logs(made, stdout=out, stderr=not out, stream=True)).decode(
+                    "utf-8", "backslashreplace"
+                )
+                for out in (True, False)
+            )
+        finally:
+            api.remove_container(made, v=True, force=True)
+    return Answer(status, said, complained)
 
 
 def create_arguments(plan: LaunchPlan, api: docker.APIClient) -> dict[str, Any]:

@@ -19,10 +19,11 @@ from typing import Any
 import docker
 import docker.errors
 
-from runner import image_build, process
+from runner import image_build, image_pins, process
 from runner.errors import ExitCode, Fault, Refusal, refuse_if
 from runner.image_build import OnLine
 from runner.image_inputs import ImageInputs, read_inputs
+from runner.inside import installed
 from runner.inside.digests import sha256_bytes
 from runner.record import to_json, write_file
 
@@ -165,7 +166,7 @@ def build(name: str, project: Path, on_line: OnLine) -> ImagePin:
     Two callers at once take turns. The pin is kept in `.ferry/images/NAME.json`. Raises `Refusal`.
     """
     inputs = read_inputs(name, project)
-    record = image_build.store(project) / "images" / f"{name}.json"
+    record = _record(project, name)
     with _turn(project, on_line):
         pin = _built(inputs, record)
         if pin is None:
@@ -177,21 +178,57 @@ def build(name: str, project: Path, on_line: OnLine) -> ImagePin:
 
 def built(name: str, project: Path) -> ImagePin:
     """Return the pin of the image that `build` made of the project's files as they are now. Raises `Refusal`: none."""
-    pin = _built(read_inputs(name, project), image_build.store(project) / "images" / f"{name}.json")
+    pin = _built(read_inputs(name, project), _record(project, name))
     if pin is None:
         fix = f"`ferry image build {name}` first, or name an image by its digest"
         raise Refusal(Fault("image is not built", name, "one of these inputs in the engine", "none", fix))
     return pin
 
 
-def _built(inputs: ImageInputs, record: Path) -> ImagePin | None:
-    """Return the recorded pin, if it was made from these inputs and the engine still has that image."""
+def known_pin(name: str, project: Path) -> tuple[ImagePin, str]:
+    """Return the pin of image `name`, and what names it: `images/pins.yaml`, or else the last build here of these inputs.
+
+    Raises `Refusal` when neither does. Asks no engine.
+    """
+    pinned = image_pins.read_pins(project).get(name)
+    if pinned is not None:
+        return ImagePin(name, pinned.digest, pinned.config, pinned.lock), "images/pins.yaml"
+    pin = _recorded(read_inputs(name, project), _record(project, name))
+    if pin is None:
+        expected = f"an entry '{name}', or an image built here from the project's files as they are"
+        where = str(image_pins.pins_path(project))
+        raise Refusal(Fault("image is not pinned", where, expected, "neither", f"`ferry image build {name}`"))
+    return pin, "the last build"
+
+
+def set_pin(pin: ImagePin, project: Path) -> None:
+    """Write `pin`, just returned by `build`, to `images/pins.yaml`. Raises `Refusal` when that file is damaged."""
+    inputs = read_inputs(pin.name, project).inputs
+    image_pins.write_pin(
+        project,
+        pin.name,
+        image_pins.Pinned(digest=pin.digest, config=pin.config, lock=pin.lock, inputs=inputs),
+    )
+
+
+def _record(project: Path, name: str) -> Path:
+    return image_build.store(project) / "images" / f"{name}.json"
+
+
+def _recorded(inputs: ImageInputs, record: Path) -> ImagePin | None:
+    """Return the recorded pin, if it was made from these inputs."""
     try:
         value = json.loads(record.read_bytes())
         pin = ImagePin(value["name"], value["digest"], value["config"], value["lock"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if value.get("inputs") != inputs.inputs:
+    return pin if value.get("inputs") == inputs.inputs else None
+
+
+def _built(inputs: ImageInputs, record: Path) -> ImagePin | None:
+    """Return the recorded pin, if it was made from these inputs and the engine still has that image."""
+    pin = _recorded(inputs, record)
+    if pin is None:
         return None
     for reference in (pin.digest, pin.config):
         command = [
@@ -214,21 +251,30 @@ def build_venv(name: str, project: Path, folder: Path, on_line: OnLine) -> Image
     An older or unfinished environment in `folder` is replaced; a folder that is not one is refused.
     """
     inputs = read_inputs(name, project)
-    identity = inputs.identity("host")
-    digest = "sha256:" + sha256_bytes(identity.to_json())
-    pin = ImagePin(name, digest, digest, inputs.lock)
+    pin = venv_pin(inputs)
     recipe = folder / "RECIPE"
     with _turn(project, on_line):
-        if _venv_identity(folder) is not None and recipe.is_file() and recipe.read_text() == inputs.recipe:
+        listed = folder / installed.LIST_NAME
+        made = _venv_identity(folder) is not None and listed.is_file() and recipe.is_file()
+        if made and recipe.read_text() == inputs.recipe:
             return pin
         _clear(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         image_build.venv(inputs, folder, on_line)
         write_file(recipe, inputs.recipe.encode())
         write_file(folder / "lock.txt", (project / inputs.spec.lock).read_bytes())
+        files, stamps = installed.list_of(folder, ["."], timed=False, leave_out=installed.OWN_NAMES)
+        write_file(listed, files.to_bytes())
+        write_file(folder / installed.STAMPS_NAME, to_json(stamps))
         # Last: an environment without it is not finished.
-        write_file(folder / "IDENTITY", identity.to_json())
+        write_file(folder / "IDENTITY", inputs.identity("host", "host").to_json())
     return pin
+
+
+def venv_pin(inputs: ImageInputs) -> ImagePin:
+    """Return the pin of the environment outside a container: the hash of its IDENTITY."""
+    digest = "sha256:" + sha256_bytes(inputs.identity("host", "host").to_json())
+    return ImagePin(inputs.spec.name, digest, digest, inputs.lock)
 
 
 def _clear(folder: Path) -> None:

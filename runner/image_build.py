@@ -18,7 +18,8 @@ from pathlib import Path
 
 from runner import process
 from runner.errors import ExitCode, Fault, Refusal
-from runner.image_inputs import EPOCH_S, ImageInputs, base_key, ferry_tar
+from runner.image_inputs import EPOCH_S, ImageInputs, base_key
+from runner.image_layer import look_tar, make_layer
 from runner.image_spec import RegistryBase
 from runner.inside.digests import hash_file
 from runner.record import write_file
@@ -223,24 +224,36 @@ def _label(reference: str, label: str) -> str | None:
 
 
 def image(inputs: ImageInputs, given: Base, on_line: OnLine) -> tuple[str, str]:
-    """Put the start program on the environment; return the image's manifest digest and config digest."""
+    """Look at the environment and put the start program on it; return the image's manifest digest and config digest."""
     environment(inputs, given, on_line)
-    identity = inputs.identity(given.digest)
     folder = store(inputs.project) / "build" / inputs.spec.name
-    write_file(folder / "start" / "ferry.tar", ferry_tar(inputs, identity))
-    facts = folder / "facts.json"
-    labels = {**identity.labels(), "ferry.inputs": inputs.inputs}
+    shutil.rmtree(folder, ignore_errors=True)
+    write_file(folder / "look" / "ferry.tar", look_tar(inputs))
+    on_environment = f"--build-context=environment=docker-image://{inputs.environment_tag}"
+    look = [
+        *_buildx(given), "--target=facts", on_environment, f"--build-context=ferry={folder / 'look'}",
+        f"--output=type=local,dest={folder / 'facts'}", ".",
+    ]  # fmt: skip
+    process.run(look, cwd=inputs.project, fix=_BUILD_FIX, on_line=on_line)
+    layer = make_layer(inputs, given.digest, folder / "facts")
+    write_file(folder / "start" / "ferry.tar", layer.tar)
+    metadata = folder / "metadata.json"
+    labels = {
+        **layer.identity.labels(),
+        "org.opencontainers.image.version": inputs.version,
+        "ferry.inputs": inputs.inputs,
+    }
     command = [
         *_buildx(given),
-        f"--build-context=environment=docker-image://{inputs.environment_tag}",
+        on_environment,
         f"--build-context=ferry={folder / 'start'}",
         *(f"--label={key}={value}" for key, value in sorted(labels.items())),
-        f"--metadata-file={facts}",
+        f"--metadata-file={metadata}",
         _output(inputs.tag),
         ".",
     ]
     process.run(command, cwd=inputs.project, fix=_BUILD_FIX, on_line=on_line)
-    said = json.loads(facts.read_bytes())
+    said = json.loads(metadata.read_bytes())
     return str(said["containerimage.digest"]), str(said["containerimage.config.digest"])
 
 

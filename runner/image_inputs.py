@@ -7,11 +7,10 @@ expects, or it is refused. Reads files of the project only; starts nothing.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import fnmatch
-import io
 import itertools
 import json
-import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -30,12 +29,14 @@ _PYTHON_FILES = ("images/start.py", "runner/__init__.py", "runner/errors.py")
 class Identity:
     """What an environment says of itself, in `/opt/ferry/IDENTITY` and in the image's labels; equal in both.
 
-    `base` is the digest of what the environment stands on, or 'host' outside a container.
+    `base` is the digest of what the environment stands on, and `files` that of the list of its files; both are 'host'
+    outside a container.
     """
 
     name: str
     lock: str
     base: str
+    files: str
     python: str
     accelerator: str
     arch: str
@@ -49,11 +50,16 @@ class Identity:
 
     def labels(self) -> dict[str, str]:
         """Return the image's labels: OCI's own keys where there is one, `ferry.*` for the rest."""
+        created = datetime.datetime.fromtimestamp(EPOCH_S, tz=datetime.UTC)
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return {
             "org.opencontainers.image.title": f"ferry {self.name}",
+            "org.opencontainers.image.description": f"Environment of training runs: Python {self.python}, {versions}",
+            "org.opencontainers.image.created": created.isoformat(),
             "org.opencontainers.image.base.digest": self.base,
             "ferry.name": self.name,
             "ferry.lock": self.lock,
+            "ferry.files": self.files,
             "ferry.python": self.python,
             "ferry.accelerator": self.accelerator,
             "ferry.arch": self.arch,
@@ -88,15 +94,21 @@ class ImageInputs:
 
         Runs that are pinned to an older state keep their image; under a shared tag the engine would drop it.
         """
-        return f"ferry/{self.spec.name}:{self.inputs.removeprefix('sha256:')[:12]}"
+        return tag_of(self.spec.name, self.inputs)
 
-    def identity(self, base: str) -> Identity:
-        """Return the identity of this environment on the base with digest `base`."""
+    @property
+    def version(self) -> str:
+        """The version that the image's labels and its SBOM give: the state of its inputs."""
+        return self.tag.rpartition(":")[2]
+
+    def identity(self, base: str, files: str) -> Identity:
+        """Return the identity of this environment on the base with digest `base`, its list of files with that `files`."""
         spec = self.spec
         return Identity(
             name=spec.name,
             lock=self.lock,
             base=base,
+            files=files,
             python=spec.python,
             accelerator=spec.accelerator,
             arch=spec.arch,
@@ -115,6 +127,11 @@ class ImageInputs:
         return "".join(f"{line}\n" for line in wheels), "".join(f"{line}\n" for line in sources)
 
 
+def tag_of(name: str, inputs: str) -> str:
+    """Return the name in the engine of the image `name` that was made from these inputs."""
+    return f"ferry/{name}:{inputs.removeprefix('sha256:')[:12]}"
+
+
 def read_inputs(name: str, project: Path) -> ImageInputs:
     """Read everything that decides the image `name`.
 
@@ -122,7 +139,7 @@ def read_inputs(name: str, project: Path) -> ImageInputs:
     or each layer of no package.
     """
     spec = load_spec(name, project)
-    lock = _read(project / spec.lock)
+    lock = read_file(project / spec.lock)
     locked = read_lock(spec, project)
     where = f"{spec_path(name, project)}: layers"
     fix = "mend the pattern, or take it away"
@@ -133,9 +150,33 @@ def read_inputs(name: str, project: Path) -> ImageInputs:
     )
     recipe = _read_all(project, _recipe_files(spec, project))
     start = _read_all(project, _start_files(project))
+    whole = read_file(project / "Dockerfile")
     return ImageInputs(
-        project, spec, "sha256:" + sha256_bytes(lock), _hash(recipe), _hash({**recipe, **start}), start
+        project=project,
+        spec=spec,
+        lock="sha256:" + sha256_bytes(lock),
+        recipe=_hash({**recipe, "Dockerfile": environment_part(whole)}),
+        inputs=_hash({**recipe, **start, "Dockerfile": whole}),
+        start=start,
     )
+
+
+def environment_part(dockerfile: bytes) -> bytes:
+    """Return the Dockerfile as far as the end of its stage `environment`: what stands below does not decide that stage.
+
+    Raises `Refusal` when there is no such stage.
+    """
+    lines = dockerfile.splitlines(keepends=True)
+    stages = [number for number, line in enumerate(lines) if line.startswith(b"FROM ")]
+    named = [number for number in stages if lines[number].rstrip().endswith(b" AS environment")]
+    if len(named) != 1:
+        fix = "one stage makes the environment: name it so"
+        found = f"{len(named)} such stages"
+        raise Refusal(Fault("no environment", "Dockerfile", "one FROM ... AS environment", found, fix))
+    end = min((number for number in stages if number > named[0]), default=len(lines))
+    while lines[end - 1].startswith(b"#") or not lines[end - 1].strip():
+        end -= 1
+    return b"".join(lines[:end])
 
 
 def base_key(spec: ImageSpec, project: Path) -> str:
@@ -144,32 +185,8 @@ def base_key(spec: ImageSpec, project: Path) -> str:
     return _hash(_read_all(project, (project / spec.base.recipe).iterdir()))
 
 
-def ferry_tar(inputs: ImageInputs, identity: Identity) -> bytes:
-    """Return the image's last layer: /opt/ferry with the start program, the lock and IDENTITY. Same input, same bytes."""
-    files = {
-        "opt/ferry/IDENTITY": identity.to_json(),
-        "opt/ferry/lock.txt": _read(inputs.project / inputs.spec.lock),
-        "opt/ferry/start": inputs.start["images/start.py"],
-    }
-    files |= {
-        f"opt/ferry/{name}": content for name, content in inputs.start.items() if name.startswith("runner/")
-    }
-    folders = {parent.as_posix() for name in files for parent in Path(name).parents} - {"."}
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        for name in sorted(folders | files.keys()):
-            member = tarfile.TarInfo(name)
-            member.mtime = EPOCH_S
-            member.mode = 0o644
-            if name in folders:
-                member.type, member.mode = tarfile.DIRTYPE, 0o755
-            member.size = len(files.get(name, b""))
-            tar.addfile(member, io.BytesIO(files.get(name, b"")))
-    return buffer.getvalue()
-
-
 def _recipe_files(spec: ImageSpec, project: Path) -> list[Path]:
-    named = ["Dockerfile", "images/venv.sh", "images/deepspeed_source.py", spec.lock, spec.build_lock]
+    named = ["images/venv.sh", "images/deepspeed_source.py", spec.lock, spec.build_lock]
     base = sorted((project / spec.base.recipe).iterdir()) if isinstance(spec.base, RecipeBase) else []
     return [*(project / name for name in named), spec_path(spec.name, project), *base]
 
@@ -182,7 +199,7 @@ def _start_files(project: Path) -> list[Path]:
 
 
 def _read_all(project: Path, paths: Iterable[Path]) -> dict[str, bytes]:
-    return {path.relative_to(project).as_posix(): _read(path) for path in paths}
+    return {path.relative_to(project).as_posix(): read_file(path) for path in paths}
 
 
 def _hash(files: Mapping[str, bytes]) -> str:
@@ -190,7 +207,8 @@ def _hash(files: Mapping[str, bytes]) -> str:
     return "sha256:" + sha256_bytes("".join(lines).encode())
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
+    """Return a file of the project. Raises `Refusal` when it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

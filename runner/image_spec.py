@@ -15,6 +15,9 @@ from runner import documents
 from runner.documents import Document, InsidePath, Name
 from runner.errors import Fault, Refusal
 
+# A file of images/ that is no image's document: `runner.image_pins`.
+PINS_NAME = "pins.yaml"
+
 ImageByDigest = Annotated[str, pydantic.StringConstraints(pattern=r"^[^\s@]+@sha256:[0-9a-f]{64}$")]
 PythonVersion = Annotated[str, pydantic.StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
 Op = Annotated[str, pydantic.StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -80,13 +83,13 @@ def spec_path(name: str, project: Path) -> Path:
 
 def image_names(project: Path) -> list[str]:
     """Return the names of the images that the project has documents of, sorted."""
-    return sorted(found.stem for found in (project / "images").glob("*.yaml"))
+    return sorted(found.stem for found in (project / "images").glob("*.yaml") if found.name != PINS_NAME)
 
 
 def load_spec(name: str, project: Path) -> ImageSpec:
     """Read `images/NAME.yaml`. Raises `Refusal`: no such image (naming those that exist), or every fault of it."""
     path = spec_path(name, project)
-    if not path.is_file():
+    if not path.is_file() or path.name == PINS_NAME:
         known = image_names(project)
         raise Refusal(
             Fault(

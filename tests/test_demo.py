@@ -11,7 +11,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from runner import image
+from runner import image, image_verify
 from runner.errors import ExitCode
 from tests.builder import Pin
 from tests.conftest import PROJECT
@@ -49,12 +49,14 @@ def test_the_demo_moves_a_run_and_it_is_exact(tmp_path: Path) -> None:
 
 
 def test_without_an_engine_the_demo_says_so_and_is_exact_too(tmp_path: Path) -> None:
-    """The embedded engine: the same lock, the same checks; never in silence."""
-    image.build_venv("cpu", PROJECT, PROJECT / ".ferry" / "venvs" / "cpu", on_line=print)
+    """The embedded engine: the same lock, the same checks; never in silence. Runs leave the environment as it was."""
+    venv = PROJECT / ".ferry" / "venvs" / "cpu"
+    image.build_venv("cpu", PROJECT, venv, on_line=print)
     done = demo(tmp_path / "demo", DOCKER_HOST=f"unix://{tmp_path}/no-engine.sock")
     assert done.returncode == ExitCode.OK, done.stdout + done.stderr
     assert EXACT.search(done.stdout)
     assert "NO DOCKER ENGINE ANSWERS" in done.stderr
+    assert image_verify.verify_venv("cpu", PROJECT, venv).report.packages == 47
 
 
 def test_a_resume_never_falls_back(tmp_path: Path, cpu_pin: Pin) -> None:

@@ -1,9 +1,9 @@
 """The start program: the first thing that runs in a container, and the last before torchrun.
 
-Promises: it takes the run's lease, checks environment against lock, code against tree, bundle against what was
-verified and the newest checkpoint against its census, reports every fault together and then ends with an exit code
-of `runner.errors.ExitCode`; or it prints one identity line and becomes torchrun, which then holds the lease as long as
-it lives. Never starts from scratch unless the launch says `fresh`.
+Promises: it takes the run's lease, checks environment against lock and against the list of its files, code against
+tree, bundle against what was verified and the newest checkpoint against its census, reports every fault together and
+then ends with an exit code of `runner.errors.ExitCode`; or it prints one identity line and becomes torchrun, which then
+holds the lease as long as it lives. Never starts from scratch unless the launch says `fresh`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from runner.errors import ExitCode, Fault, Refusal, printable
-from runner.inside import census, lock, tree
+from runner.inside import census, installed, lock, tree
 from runner.inside.digests import from_memory, hash_files, sha256_bytes
 from runner.inside.launch import Launch, read
 
@@ -138,6 +138,7 @@ def _check_environment(launch: Launch) -> None:
             Fault("lock differs", str(path), launch.lock, found, "use the image that the run spec pins")
         )
     faults += lock.lock_faults(path, Path(launch.site_packages))
+    _gather(faults, lambda: faults.extend(installed.start_faults(path.parent)))
     if faults:
         raise Refusal(*faults)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import docker
@@ -10,6 +13,9 @@ import pytest
 
 from runner.errors import Refusal
 from runner.image import ImagePin, ReadyImage, build, check_in_engine
+from runner.image_inputs import read_inputs
+from runner.image_pins import Pinned, write_pin
+from runner.image_verify import verify_image
 from tests.builder import Pin
 from tests.conftest import PROJECT
 
@@ -119,12 +125,61 @@ def test_identity_equals_labels(client: docker.DockerClient, ready: ReadyImage) 
     """What the image says inside is what the engine says of it."""
     identity = json.loads(inside(client, ready, "/bin/cat", "/opt/ferry/IDENTITY"))
     labels = client.images.get(ready.reference).labels
-    for key in ("name", "lock", "python", "accelerator", "arch"):
+    for key in ("name", "lock", "files", "python", "accelerator", "arch"):
         assert labels[f"ferry.{key}"] == identity[key]
     assert labels["ferry.ops"].split() == identity["ops"] == ["cpu_adam", "shm_comm"]
     assert labels["ferry.cpu_flags"].split() == identity["cpu_flags"]
     assert json.loads(labels["ferry.versions"]) == identity["versions"]
     assert labels["org.opencontainers.image.base.digest"] == identity["base"]
+
+
+def test_verify_reads_all_of_it_from_inside(cpu_pin: Pin) -> None:
+    """Every package's RECORD, every file of the list, the standard library by Debian's sums: nothing differs."""
+    done = verify_image("cpu", PROJECT)
+    assert (done.pin.digest, done.pinned_by) == (cpu_pin.digest, "the last build")
+    report = done.report
+    assert (report.packages, report.faults, report.notes) == (47, [], [])
+    assert report.files > report.byte_code > 5000
+    assert report.library_files > 500
+
+
+def test_verify_names_what_was_put_into_an_image(
+    client: docker.DockerClient, ready: ReadyImage, tmp_path: Path
+) -> None:
+    """Pinned by mistake: its digest is the pinned one, and what is in it is not what its packages brought."""
+    evil = "/opt/venv/lib/python3.11/site-packages/evil.py"
+    for name in ("Dockerfile", "lockfiles", "runner"):
+        (tmp_path / name).symlink_to(PROJECT / name)
+    shutil.copytree(PROJECT / "images", tmp_path / "images")
+    tag = "ferry/verify-names"
+    base = read_inputs("cpu", PROJECT).tag
+    recipe = f"FROM {base}\nUSER 0:0\nRUN --network=none touch {evil} /opt/ferry/torch.py\nUSER 65534:65534\n"
+    command = ["docker", "buildx", "build", "--provenance=false", "--output", f"type=image,name={tag}", "-"]
+    subprocess.run(command, input=recipe, text=True, check=True, capture_output=True)
+    try:
+        changed = str(client.images.get(tag).id)
+        write_pin(
+            tmp_path,
+            "cpu",
+            Pinned(digest=changed, config=changed, lock=ready.pin.lock, inputs=ready.pin.lock),
+        )
+        with pytest.raises(Refusal) as caught:
+            verify_image("cpu", tmp_path)
+    finally:
+        client.images.remove(tag)
+    assert {(fault.what, fault.where) for fault in caught.value.faults} == {
+        ("not in the environment's list", evil),
+        ("not in the environment's list", "/opt/ferry/torch.py"),
+        ("belongs to no package", evil),
+    }
+
+
+def test_the_sbom_names_every_package(client: docker.DockerClient, ready: ReadyImage) -> None:
+    """Whoever has docker and the image alone can read it: 47 Python packages, and Debian's."""
+    bom = json.loads(inside(client, ready, "/bin/cat", "/opt/ferry/sbom.cdx.json"))
+    kinds = [part["purl"].partition("/")[0] for part in bom["components"]]
+    assert (kinds.count("pkg:pypi"), kinds.count("pkg:deb") > 50) == (47, True)
+    assert "pkg:pypi/deepspeed@0.19.8" in {part["purl"] for part in bom["components"]}
 
 
 def test_it_does_not_run_as_root_by_itself(client: docker.DockerClient, ready: ReadyImage) -> None:

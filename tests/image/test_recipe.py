@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import pytest
 from runner.errors import Refusal
 from runner.image import cpu_faults
 from runner.image_build import package_drift
-from runner.image_inputs import ferry_tar, read_inputs
+from runner.image_inputs import environment_part, read_inputs
 from runner.image_spec import ImageSpec, load_spec
 from tests.conftest import PROJECT
 
@@ -113,7 +111,6 @@ def test_the_inputs_are_the_same_in_another_folder_and_change_with_each_file(pro
     assert changed.recipe == there.recipe
     assert changed.inputs != there.inputs
     for name in (
-        "Dockerfile",
         "images/venv.sh",
         "images/base/bootstrap.sh",
         "lockfiles/build.txt",
@@ -125,26 +122,43 @@ def test_the_inputs_are_the_same_in_another_folder_and_change_with_each_file(pro
         assert read_inputs("cpu", project).recipe != before.recipe, name
 
 
-def test_the_last_layer_is_the_same_bytes_whatever_the_files_times_and_modes(project: Path) -> None:
-    """No time, owner or mode of the builder's checkout gets into the image."""
-    here, there = read_inputs("cpu", PROJECT), read_inputs("cpu", project)
-    for path in (project / "runner" / "inside").iterdir():
-        path.chmod(0o600)
-    made = ferry_tar(there, there.identity("sha256:0"))
-    assert ferry_tar(here, here.identity("sha256:0")) == made
-    with tarfile.open(fileobj=io.BytesIO(made)) as tar:
-        names = tar.getnames()
-    assert names == sorted(names)
-    assert {"opt/ferry/start", "opt/ferry/IDENTITY", "opt/ferry/runner/inside/start.py"} <= set(names)
+DOCKERFILE = b"""\
+# all of it
+FROM base AS packages
+RUN one
+
+FROM packages AS environment
+RUN two
+ENV three
 
 
-def test_identity_and_labels_tell_the_same() -> None:
-    """What the image says inside and outside comes from one value."""
-    identity = read_inputs("cpu", PROJECT).identity("sha256:1")
-    labels = identity.labels()
-    assert labels["ferry.lock"] == identity.lock
-    assert labels["ferry.cpu_flags"].split() == list(identity.cpu_flags)
-    assert labels["org.opencontainers.image.base.digest"] == "sha256:1"
+# the start program
+FROM environment
+RUN four
+"""
+
+
+def test_the_environment_depends_on_the_dockerfile_as_far_as_its_stage(project: Path) -> None:
+    """What puts the start program on it changes the image, and compiles nothing again."""
+    part = environment_part(DOCKERFILE)
+    assert part.endswith(b"ENV three\n")
+    for change in ((b"four", b"five"), (b"the start", b"another"), (b"three\n\n", b"three\n")):
+        assert environment_part(DOCKERFILE.replace(*change)) == part
+    for change in ((b"two", b"five"), (b"one", b"five"), (b"all", b"part"), (b"three", b"three \\\n  four")):
+        assert environment_part(DOCKERFILE.replace(*change)) != part
+    before = read_inputs("cpu", project)
+    with (project / "Dockerfile").open("a") as file:
+        file.write("LABEL changed=1\n")
+    after = read_inputs("cpu", project)
+    assert (after.recipe, after.inputs != before.inputs) == (before.recipe, True)
+
+
+@pytest.mark.parametrize("text", [b"", DOCKERFILE.replace(b"AS environment", b""), DOCKERFILE + DOCKERFILE])
+def test_a_dockerfile_with_no_such_stage_is_refused(project: Path, text: bytes) -> None:
+    """Or with two: then nobody can say what the environment depends on."""
+    (project / "Dockerfile").write_bytes(text)
+    with pytest.raises(Refusal, match="no environment"):
+        read_inputs("cpu", project)
 
 
 BUILDER = """
