@@ -22,6 +22,7 @@ from runner import resume as resuming
 from runner import screen
 from runner.cli_doctor import doctor_command
 from runner.cli_image import PROJECT, ProjectOption, image_app
+from runner.cli_lock import register as register_locks
 from runner.cli_ship import register as register_shipping
 from runner.cli_verify import (
     BundleArgument,
@@ -51,6 +52,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Moves a training run between GPU servers, mid-epoch, so that the moved run is the run that never moved.",
 )
+register_locks(image_app)
 register_shipping(image_app)
 app.add_typer(image_app, name="image")
 
