@@ -67,7 +67,6 @@ keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 # had not, once made two bases that differed.
 env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/nonexistent LC_ALL=C.UTF-8 TZ=UTC TMPDIR="${TMPDIR:-/tmp}" \
     SOURCE_DATE_EPOCH="$SOURCE_DATE_EPOCH" PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE=1 \
-    FERRY_OUT_PACKAGES="$out_packages" \
     ${http_proxy:+http_proxy="$http_proxy"} ${https_proxy:+https_proxy="$https_proxy"} ${no_proxy:+no_proxy="$no_proxy"} \
     mmdebstrap --quiet --variant=minbase --architectures=amd64 --include="$packages" "$@" \
     --aptopt='APT::Install-Recommends "false"' \
@@ -76,7 +75,6 @@ env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/nonexistent LC_ALL=C.UTF-8 TZ=UT
     --dpkgopt='path-exclude=/usr/share/man/*' \
     --dpkgopt='path-exclude=/usr/share/info/*' \
     --dpkgopt='path-exclude=/usr/share/locale/*' \
-    --customize-hook='chroot "$1" dpkg-query --show --showformat="\${Package}=\${Version}\n" > "$FERRY_OUT_PACKAGES"' \
     --customize-hook='rm -f "$1"/etc/apt/sources.list.d/* "$1/etc/apt/apt.conf.d/99mmdebstrap"' \
     --customize-hook='echo "# no package is installed into a running image; see lockfiles/" > "$1/etc/apt/sources.list"' \
     --customize-hook='find "$1/usr/lib" "$1/usr/share" -name __pycache__ -prune -exec rm -rf {} +' \
@@ -85,3 +83,8 @@ env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/nonexistent LC_ALL=C.UTF-8 TZ=UT
     "deb [signed-by=$keyring] $mirror $SUITE main" \
     "deb [signed-by=$keyring] $mirror $SUITE-updates main" \
     "deb [signed-by=$keyring] $security $SUITE-security main"
+
+# From the tar and not by a hook: in a user namespace a hook may not write where its caller may.
+tar --extract --to-stdout --file="$out_tar" ./var/lib/dpkg/status |
+    awk '/^Package: / { name = $2 } /^Version: / { print name "=" $2 }' | LC_ALL=C sort -t = -k 1,1 > "$out_packages"
+[ -s "$out_packages" ] || fail "$out_tar: no package is installed in it"
