@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -19,8 +20,9 @@ from typing import Any, Self
 from runner.manifest import chunks, lines_of, parse_row
 from runner.rewrite import json_span
 
-# A piece and what is made of it fit in a core's own cache.
-_PIECE_BYTES = 512 << 10
+# Measured (2 cores, 584 MiB): 1.5 s with these two; 1.9 s with 512 KiB and one waiting, or with 4 MiB and four.
+_PIECE_BYTES = 1 << 20
+_WAITING = 4
 _LIMIT_RUNS = 10_000
 _CLOSE_BYTES = 2048
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+\Z", re.ASCII)
@@ -214,7 +216,7 @@ class _Aside:
         self._digest = hashlib.sha256()
         self._write = write
         self._pool = concurrent.futures.ThreadPoolExecutor(1)
-        self._last: concurrent.futures.Future[None] | None = None
+        self._waiting: deque[concurrent.futures.Future[None]] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -223,15 +225,15 @@ class _Aside:
         self._pool.shutdown()
 
     def put(self, chunk: bytes) -> None:
-        """Take `chunk` after those before it; at most one waits. Raises what `write` raised."""
-        if self._last is not None:
-            self._last.result()
-        self._last = self._pool.submit(self._take, chunk)
+        """Take `chunk` after those before it; few wait. Raises what `write` raised."""
+        while len(self._waiting) >= _WAITING:
+            self._waiting.popleft().result()
+        self._waiting.append(self._pool.submit(self._take, chunk))
 
     def hexdigest(self) -> str:
         """Return the digest of all chunks, when all are written."""
-        if self._last is not None:
-            self._last.result()
+        while self._waiting:
+            self._waiting.popleft().result()
         return self._digest.hexdigest()
 
     def _take(self, chunk: bytes) -> None:
