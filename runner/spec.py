@@ -9,7 +9,7 @@ from pydantic import Field
 
 from runner import rewrite
 from runner.documents import AbsolutePath, Document, GitObject, InsidePath, Name, Sha256, inside_path
-from runner.supervision import FirstUpdate, Gate, KillLine, Needs, Saves
+from runner.supervision import FirstUpdate, Gate, KillLine, Needs, Reading, Saves
 
 CHECKPOINT_MARK = "{checkpoint}/"
 COLUMN_MARK = "[]/"
@@ -208,6 +208,7 @@ class RunSpec(Document):
     preflight: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     invariants: tuple[Invariant, ...] = ()
     needs: Needs | None = None
+    reading: Reading = Reading()
     gates: tuple[Gate, ...] = ()
     first_update: FirstUpdate | None = None
     kill: tuple[KillLine, ...] = ()

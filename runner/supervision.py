@@ -13,10 +13,52 @@ import pydantic
 from pydantic import Field
 
 from runner.documents import Document, Name
+from runner.patterns import PatternText, groups_of
 
 Update = Annotated[int, Field(gt=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 _GATE_FIELDS = frozenset({"total", "warmup", "update", "world", "contract"})
+
+
+class LogPattern(Document):
+    r"""A pattern (RE2) for lines of a trainer that no reader knows: its named groups are numbers.
+
+    The groups `update` and `rank` say where the numbers belong; without them it is the last update known, and the rank
+    that printed the line. A number is multiplied with its factor in `scale`, so that MiB become GiB.
+    """
+
+    name: Name
+    pattern: PatternText
+    kind: Literal["training", "evaluation", "other"] = "other"
+    scale: dict[str, Finite] = Field(default_factory=dict)
+
+    @pydantic.model_validator(mode="after")
+    def _has_numbers(self) -> LogPattern:
+        groups = groups_of(self.pattern) - {"update", "rank"}
+        if not groups:
+            raise ValueError(
+                "a pattern names at least one number: (?P<loss>[-+.0-9e]+), beside update and rank"
+            )
+        if unknown := sorted(self.scale.keys() - groups):
+            raise ValueError(f"scale names {unknown[0]}, which is no group of the pattern")
+        return self
+
+
+class Reading(Document):
+    """How the trainer's log is read, beyond the forms that Ferry knows.
+
+    `every`: Transformers' `logging_steps`, since its lines do not say their update.
+    """
+
+    every: Update = 1
+    patterns: Annotated[tuple[LogPattern, ...], Field(max_length=50)] = ()
+
+    @pydantic.model_validator(mode="after")
+    def _names_once(self) -> Reading:
+        names = [pattern.name for pattern in self.patterns]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two patterns are called {twice[0]}")
+        return self
 
 
 class Gate(Document):

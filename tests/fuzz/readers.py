@@ -1,9 +1,10 @@
-"""Throws damaged and hostile input at everything that reads what a stranger sent: lists, archives, pickles.
+"""Throws damaged and hostile input at everything that reads what a stranger sent: lists, archives, pickles, logs.
 
-    python -m tests.fuzz.readers [--seconds N | --runs N] [--seed N] [--target list|archive|pickle]
+    python -m tests.fuzz.readers [--seconds N | --runs N] [--seed N] [--target list|archive|pickle|log]
 
 Promises: the same seed gives the same inputs. Each must give an answer or a `Refusal`, must leave the disk as it was, and
-a list that is taken must read back from what we would write of it. The first that does not is kept and shown with how
+a list that is taken must read back from what we would write of it, and a log must say the same whatever chunks it comes
+in. The first that does not is kept and shown with how
 to try it again.
 """
 
@@ -23,7 +24,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from runner import archive, pickles, sums
+from runner.engine import Lines
 from runner.errors import Refusal
+from runner.log_reader import LogReader, printed
+from runner.supervision import LogPattern, Reading
 
 A = b"a" * 64
 
@@ -67,7 +71,22 @@ def corpus_of_pickles() -> list[bytes]:
     return raws
 
 
+def corpus_of_logs() -> list[bytes]:
+    """Lines of each kind, with prefixes, bars and prose."""
+    lines = [
+        b"[default1]:{'loss': nan, 'grad_norm': '1.2', 'learning_rate': 2e-06, 'epoch': 0.5}",
+        b"\r 5%|# | 1/20 [00:01<00:19, 1.0s/it]\r      \r{'loss': np.float64(0.1), 'epoch': 1.0, 'l': [1, 2]}",
+        b'{"event": "update", "update": 3, "loss": "nan", "lr": 1e-06}',
+        b'{"event": "save", "update": 3, "checkpoint": "checkpoint-3"}',
+        b"[Rank 0] step=10, skipped=0, lr=[5e-06, 1e-4], mom=[[0.9, 0.95]]",
+        b"probe at 41600: 8.3",
+        b"\xc3\xa9 nan in finance",
+    ]
+    return [b"\n".join(lines), *lines]
+
+
 TOKENS = (
+    b"\r", b"{'", b"': nan", b"'epoch': 1.0}", b'{"update": 1', b"[Rank 1] step=", b"]{'", b"%|", b"1e999", b"\x1b[0m",
     b"\n", b"\r\n", b"\0", b"\\", b"/", b"../", b"  ", b" *", A, b"\xff\xfe", b"PK\x03\x04", b"PK\x01\x02", b"ustar\x00",
     b"\x1f\x8b\x08", b"cos\nsystem\n", b"\x93", b"R.", b"(", b"g0\n", b"q\x00h\x00", b"17777777777", b"path=../x\n",
     b"GNU.sparse.major=1\n", b"-1", b"9" * 12,
@@ -124,11 +143,31 @@ def read_pickle(path: Path) -> None:
     pickles.faults_of(path, must_be_pickle=False)
 
 
+def read_log(path: Path) -> None:
+    """The same typed updates from the whole log and from small chunks of it."""
+    raw = path.read_bytes()
+    pattern = LogPattern(name="probe", pattern=r"probe at (?P<update>[0-9x]+): (?P<probe>\S+)")
+    found = []
+    for size in (len(raw) or 1, 3):
+        reader, told = LogReader(Reading(patterns=(pattern,)), resumed_at=1), []
+
+        def take(line: str, reader: LogReader = reader, told: list[str] = told) -> None:
+            told += [repr(one) for frame in printed(line) for one in reader.read(frame)]
+
+        lines = Lines(take)
+        for at in range(0, len(raw), size):
+            lines.feed(raw[at : at + size])
+        lines.close()
+        found.append(told)
+    assert found[0] == found[1]
+
+
 Target = tuple[Callable[[], list[bytes]], Callable[[Path], None]]
 TARGETS: Mapping[str, Target] = {
     "list": (corpus_of_lists, read_list),
     "archive": (corpus_of_archives, read_archive),
     "pickle": (corpus_of_pickles, read_pickle),
+    "log": (corpus_of_logs, read_log),
 }
 
 
